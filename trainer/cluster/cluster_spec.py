@@ -55,13 +55,17 @@ class Cluster:
 
     @property
     def is_chief(self) -> bool:
-        """Returns whether this worker writes checkpoints and results; a single worker is the
-        chief."""
+        """Returns whether this worker writes checkpoints and results.
+
+        A single worker is the chief.
+        """
         return self.index == 0
 
     def name(self, index: int) -> str:
-        """Returns the name of a worker in messages, such as `worker 1 (host:2222)`; worker 0 is the
-        chief."""
+        """Returns the name of a worker in messages, such as `worker 1 (host:2222)`.
+
+        Worker 0 is the chief.
+        """
         return f"{'chief' if index == 0 else f'worker {index}'} ({self.addresses[index]})"
 
 
@@ -70,6 +74,7 @@ def read_cluster(environment: Mapping[str, str] = os.environ) -> Cluster:
 
     Raises UserError if it is malformed.
     """
+    # The addresses of both roles must be lists of host:port.
     try:
         content = _object(json.loads(environment.get("TF_CONFIG") or "{}"), "the variable")
     except (ValueError, RecursionError) as error:
@@ -78,18 +83,19 @@ def read_cluster(environment: Mapping[str, str] = os.environ) -> Cluster:
         ) from None
     stated = _object(content.get("cluster", {}), "cluster")
     tasks = {role: stated.get(role) or [] for role in ("chief", "worker")}
-    for role, listed in tasks.items():
-        valid = isinstance(listed, list) and all(
-            isinstance(item, str) and _ADDRESS.fullmatch(item) for item in listed
-        )
-        if not valid or any(not 0 < int(item.rpartition(":")[2]) < 65536 for item in listed):
+    for role, of_role in tasks.items():
+        items: list[Any] = of_role if isinstance(of_role, list) else [None]
+        valid = all(isinstance(item, str) and _ADDRESS.fullmatch(item) for item in items)
+        if not valid or any(not 0 < int(item.rpartition(":")[2]) < 65536 for item in items):
             raise UserError(
                 f"TF_CONFIG: cluster.{role} must be a list of host:port addresses, not"
-                f" {str(listed)[:60]!r}"
+                f" {str(of_role)[:60]!r}"
             )
+
+    # There may be no tasks of other roles, and no address twice.
     addresses = (*tasks["chief"], *tasks["worker"])
     task = _object(content.get("task"), "task") if addresses else {"type": "chief"}
-    roles = [*(role for role, at in stated.items() if at), str(task.get("type"))]
+    roles = [*(role for role, of_role in stated.items() if of_role), str(task.get("type"))]
     if others := [role for role in roles if role not in tasks]:
         raise UserError(
             f"TF_CONFIG: this trainer has no tasks of role {others[0][:60]!r}: supported are the"
@@ -102,6 +108,8 @@ def read_cluster(environment: Mapping[str, str] = os.environ) -> Cluster:
             f"TF_CONFIG: the address {repeated[0]} appears more than once: every task needs a"
             " separate address"
         )
+
+    # The task of this process is one of these.
     role = str(task.get("type"))
     index = task.get("index", 0)
     count = len(tasks[role])
@@ -123,23 +131,21 @@ def _object(value: Any, part: str) -> dict[str, Any]:
 def set_gpu_environment(
     cuda_cache: Path, environment: MutableMapping[str, str] = os.environ
 ) -> None:
-    """Sets the variables below that are not set yet, on a machine with an NVIDIA driver, and logs
-    the values of all.
+    """Sets and logs variables for GPUs, on a machine with an NVIDIA driver.
 
-    TF_GPU_THREAD_MODE=gpu_private gives each GPU its own threads that start kernels, so that
-    reading data does not delay them; `global` is TensorFlow's own default. The wheel of TensorFlow
-    has no machine code for H100 or later: CUDA compiles each kernel at its first use, and keeps the
-    result in CUDA_CACHE_PATH, here the folder `cuda_cache`; CUDA_CACHE_DISABLE=1 switches that off.
-    TF_CUDNN_WORKSPACE_LIMIT_IN_MB limits the scratch memory of a convolution, with and without XLA;
-    plans count on this limit.
+    A variable that is set already stays. TF_GPU_THREAD_MODE=gpu_private gives each GPU its own
+    threads that start kernels, so that reading data does not delay them; `global` is TensorFlow's
+    own default. The wheel of TensorFlow has no machine code for H100 or later: CUDA compiles each
+    kernel at its first use, and keeps the result in CUDA_CACHE_PATH, here the folder `cuda_cache`;
+    CUDA_CACHE_DISABLE=1 switches that off. TF_CUDNN_WORKSPACE_LIMIT_IN_MB limits the scratch memory
+    of a convolution, with and without XLA; plans count on this limit.
     https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables
     """
     if not (shutil.which("nvidia-smi") or Path("/dev/nvidiactl").exists()):
         return
     environment.setdefault("TF_GPU_THREAD_MODE", "gpu_private")
-    if limit := scratch_mib(
-        min((mib / 1024 for (mib,) in ask_gpus("memory.total") if mib), default=math.inf)
-    ):
+    gibs = [mib / 1024 for (mib,) in ask_gpus("memory.total") if mib]
+    if limit := scratch_mib(min(gibs, default=math.inf)):
         environment.setdefault(_SCRATCH, str(limit))
     if environment.get("CUDA_CACHE_DISABLE", "0") == "0":
         with suppress(OSError):  # without a folder that can be written, CUDA's own default stays
@@ -147,11 +153,11 @@ def set_gpu_environment(
                 cuda_cache.mkdir(parents=True, exist_ok=True)
                 environment["CUDA_CACHE_PATH"] = str(cuda_cache)
         environment.setdefault("CUDA_CACHE_MAXSIZE", str(_LARGEST_CACHE))
-    shown = ", ".join(f"{name}={value}" for name, value in gpu_environment(environment).items())
-    log.info(f"GPU settings: {shown} (a variable that you set stays as it is)")
+    values = gpu_environment(environment).items()
+    text = ", ".join(f"{name}={value}" for name, value in values)
+    log.info(f"GPU settings: {text} (a variable that you set stays as it is)")
 
 
 def gpu_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Returns the variables that `set_gpu_environment` knows and that are set, with their
-    values."""
+    """Returns the values of the variables of `set_gpu_environment` that are set, by name."""
     return {name: environment[name] for name in _GPU_VARIABLES if name in environment}

@@ -71,8 +71,10 @@ Values = Mapping[str, Any]  # by name, all valid in JSON
 
 
 class Link:
-    """Holds a connection, whose messages a thread adds to `events`, and the last known state of its
-    other end."""
+    """Holds a connection and the last known state of its other end.
+
+    A thread adds its messages to `events`.
+    """
 
     def __init__(self, connection: socket.socket, events: "SimpleQueue[Event]") -> None:
         self.connection = connection
@@ -87,8 +89,10 @@ class Link:
         Thread(target=self._receive, args=(events,), name="link", daemon=True).start()
 
     def _receive(self, events: "SimpleQueue[Event]") -> None:
-        """Adds each message to the events, "" for invalid JSON; None when the connection ends or a
-        line is too long."""
+        """Adds each message to the events, "" for invalid JSON.
+
+        None stands for the end of the connection, and for a line that is too long.
+        """
         with suppress(OSError), self.connection.makefile("rb") as lines:
             while (line := lines.readline(_LONGEST_LINE)).endswith(b"\n"):
                 self.last_message = time.monotonic()
@@ -116,8 +120,10 @@ Event = tuple[Link, Any]  # a connection, and a message that came by it
 
 @dataclass(eq=False)
 class Peers:
-    """Holds the chief's connections to all workers, or a worker's to its chief, and watches them in
-    a thread."""
+    """Holds the chief's connections to all workers, or a worker's to its chief.
+
+    A thread watches them.
+    """
 
     _cluster: Cluster
     _peers: Sequence[Link]
@@ -145,10 +151,9 @@ class Peers:
             f"TensorFlow's servers did not connect within {limit}: let the workers reach each"
             " other's ports"
         )
-        # After the time at which a worker that did not start TensorFlow is reported by name.
-        timer = Timer(
-            self._timeout_seconds + 3 * self._beat_seconds, self._leave, (line, INTERRUPTED, 0.0)
-        )
+        # A worker that did not start TensorFlow is reported by name before the timer ends.
+        seconds = self._timeout_seconds + 3 * self._beat_seconds
+        timer = Timer(seconds, self._leave, (line, INTERRUPTED, 0.0))
         timer.start()
         self.begin_call()
         try:
@@ -158,18 +163,17 @@ class Peers:
         self.begin_call()
 
     def begin_call(self) -> None:
-        """Counts a call to the devices, or another stage of the job, which all workers make
-        together."""
+        """Counts a call to the devices, or another stage that all workers begin together."""
         self._calls += 1
 
     def share_idle(self, seconds: float) -> list[float]:
-        """Sends for how long our GPUs have been idle; on the chief, returns the times of all
-        workers by index."""
+        """Sends for how long our GPUs have been idle.
+
+        On the chief, returns the times of all workers by index.
+        """
         self._send({"idle": seconds})
-        return [
-            seconds,
-            *(peer.idle_s for peer in sorted(self._peers, key=lambda peer: peer.index)),
-        ]
+        peers = sorted(self._peers, key=lambda peer: peer.index)
+        return [seconds, *(peer.idle_s for peer in peers)]
 
     def stop(self, reason: str) -> None:
         """Tells all workers to end by themselves, for `reason`."""
@@ -181,39 +185,33 @@ class Peers:
         self._send({"done": True})
 
     def finish(self) -> None:
-        """Waits until all workers are done and, on a worker, until the chief has written
-        everything."""
+        """Waits until all workers are done; a worker waits until the chief has written all."""
         chief = self._cluster.is_chief
         self._send({"done": True})  # a lost chief ends a worker that waits for this
-        self._await(
-            lambda peer: peer.done,
-            max(self._timeout_seconds, GOODBYE_SECONDS) if chief else float("inf"),
-        )
+        limit = max(self._timeout_seconds, GOODBYE_SECONDS) if chief else float("inf")
+        self._await(lambda peer: peer.done, limit)
         if chief:
-            # closing first could lose our message
+            # The workers close first, as closing here could lose our message.
             self._await(lambda peer: peer.closed, GOODBYE_SECONDS)
         self._close()
 
     def fail(self, code: int, error: str) -> None:
-        """Sends the others the reason why this worker ends, so that they end for the same
-        reason."""
+        """Sends the others why this worker ends, so that they end for the same reason."""
         line = f"{self._cluster.name(self._cluster.index)} stopped: {error[:2000]}"
         self._send({"failed": code, "error": line})
         self._close()
 
     def await_verdict(self) -> None:
-        """Waits after an error of TensorFlow, to give the watching thread time to find a lost
-        worker as its cause."""
+        """Waits, after an error of TensorFlow, for the thread to find a lost worker as its
+        cause."""
         self._silence_seconds = min(self._silence_seconds, SUSPECT_SECONDS)
         self._over.wait(self._silence_seconds + BEAT_SECONDS)
 
     def _await(self, reached: Callable[[Link], bool], seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        while (
-            self._thread.is_alive()
-            and time.monotonic() < deadline
-            and not all(map(reached, self._peers))
-        ):
+        while self._thread.is_alive() and time.monotonic() < deadline:
+            if all(map(reached, self._peers)):
+                return
             time.sleep(TURN_SECONDS)
 
     def _close(self) -> None:
@@ -259,8 +257,10 @@ class Peers:
                 self._leave(line, code, LEAVE_SECONDS)
 
     def _check(self, now: float) -> None:
-        """Ends the job if a peer has ended, is silent or, on the chief, is behind and makes no
-        progress."""
+        """Ends the job if a peer has ended or is silent.
+
+        On the chief also if it is behind and makes no progress.
+        """
         # The known count of a peer's calls is as old as its newest heartbeat.
         allowed = self._timeout_seconds + 2 * self._beat_seconds
         for peer in self._peers:
@@ -275,11 +275,8 @@ class Peers:
             # Workers do not check the chief, which may be behind: it has work of its own, as
             # writing checkpoints.
             elif self._cluster.is_chief and now - peer.in_step > allowed:
-                self._lost(
-                    peer,
-                    f"it made no progress for {self._timeout_seconds:.0f} seconds while the"
-                    " others did",
-                )
+                limit = f"{self._timeout_seconds:.0f} seconds"
+                self._lost(peer, f"it made no progress for {limit} while the others did")
 
     def _lost(self, peer: Link, reason: str) -> None:
         line = f"{self._cluster.name(peer.index)} was lost: {reason}"
@@ -288,8 +285,10 @@ class Peers:
         self._leave(line, INTERRUPTED, 0.0)
 
     def _leave(self, line: str, code: int, grace_seconds: float) -> None:
-        """Ends this process by force: its main thread may wait in C++ for a worker that never
-        responds."""
+        """Ends this process by force.
+
+        Its main thread may wait in C++ for a worker that never responds.
+        """
         if self._over.wait(grace_seconds):
             return
         line = printable(line)
@@ -305,11 +304,9 @@ class Peers:
 
 def arithmetic_switches(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Returns the settings outside of TrainConfig that can change numbers, by name."""
-    switches = {
-        name: value
-        for name, value in sorted(environment.items())
-        if _SWITCHES.fullmatch(name) and not _NO_NUMBERS.fullmatch(name)
-    }
+    variables = [name for name in sorted(environment) if _SWITCHES.fullmatch(name)]
+    variables = [name for name in variables if not _NO_NUMBERS.fullmatch(name)]
+    switches = {name: environment[name] for name in variables}
     names = ("epsilon", "floatx", "image_data_format", "backend")
     return {f"keras.json {name}": str(getattr(keras.config, name)()) for name in names} | switches
 
@@ -320,9 +317,9 @@ def meet(
     timeout_seconds: float,
     on_loss: Callable[[str, int], None] = lambda line, code: None,
 ) -> Peers:
-    """Waits until all workers are connected; raises UserError on each of them if their `runs`
-    differ.
+    """Waits until all workers are connected.
 
+    Raises UserError on each of them if their `runs` differ.
     runs: values that must be equal on all workers, by name, all valid in JSON. on_loss is called
         with the error line and the exit code just before this process ends because a worker is
         lost. Raises PlatformFault if a worker does not connect within `timeout_seconds`, as when
@@ -334,10 +331,9 @@ def meet(
     events: SimpleQueue[Event] = SimpleQueue()
     host, port = _endpoint(cluster.addresses[cluster.index])
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    backlog = max(128, cluster.workers)
     try:  # this proves that the port is free: TensorFlow would share it silently
-        server = socket.create_server(
-            (host, port), family=family, backlog=max(128, cluster.workers)
-        )
+        server = socket.create_server((host, port), family=family, backlog=backlog)
     except OSError as error:
         why = f"{error.strerror}: end the process that uses the port, or use another port"
         raise UserError(
@@ -358,14 +354,16 @@ def _endpoint(address: str) -> tuple[str, int]:
 
 
 def warn_of_open_ports(cluster: Cluster) -> None:
-    """Logs a warning if others may reach the ports: on a public address or, on the chief, a
-    loopback address."""
+    """Logs a warning if others may reach the ports.
+
+    They may on a public address or, on the chief, by a loopback address.
+    """
     host, _ = _endpoint(cluster.addresses[cluster.index])
     with suppress(OSError, ValueError):
         addresses = [ipaddress.ip_address(entry[4][0]) for entry in socket.getaddrinfo(host, None)]
-        if any(
-            address.is_global or (address.is_loopback and cluster.is_chief) for address in addresses
-        ):
+        is_public = any(address.is_global for address in addresses)
+        is_loopback = any(address.is_loopback for address in addresses)
+        if is_public or (is_loopback and cluster.is_chief):
             log.warning(
                 f"TensorFlow's servers listen on all addresses of their machines, not on {host}"
                 " alone, and whoever reaches a port of TF_CONFIG reads and writes files as this"
@@ -380,8 +378,11 @@ def _gather(
     timeout_seconds: float,
     events: "SimpleQueue[Event]",
 ) -> list[Link]:
-    """Returns the chief's connections to all workers. Raises UserError on all of them if one runs
-    something else."""
+    """Returns the chief's connections to all workers.
+
+    Raises UserError on all of them if one runs something else.
+    """
+    # Connections are accepted until each worker has said what it runs.
     began = logged = time.monotonic()
     server.settimeout(TURN_SECONDS)
     links: list[Link] = []
@@ -405,17 +406,16 @@ def _gather(
                         0 < index < cluster.workers
                     ):
                         link.index = index
-                        # after a restart of a worker the newest connection counts
+                        # After a restart of a worker its newest connection counts.
                         workers[index] = link, runs_there
                     case _:
                         link.close()
-        differences = [
-            (link, names) for link, there in workers.values() if (names := differing(runs, there))
-        ]
-        refusals = [
-            unlike(cluster.name(link.index), "run the same job", names)
-            for link, names in differences
-        ]
+
+        # All start, or are told of the first worker that differs.
+        refusals: list[UserError] = []
+        for link, runs_there in workers.values():
+            if names := differing(runs, runs_there):
+                refusals.append(unlike(cluster.name(link.index), "run the same job", names))
         for link, _ in workers.values():
             link.send({"refused": str(refusals[0])} if refusals else {"start": True})
         if refusals:
@@ -429,16 +429,19 @@ def _gather(
 def differing(chief: Values, worker: Values) -> str:
     """Returns the names and values that differ, at most three; empty if all are equal."""
     names = [name for name in {**chief, **worker} if chief.get(name) != worker.get(name)]
-    return "; ".join(
-        f"{name}: {shortened(repr(chief.get(name)))} on the chief,"
-        f" {shortened(repr(worker.get(name)))} on the worker"
-        for name in names[:3]
-    )
+    lines: list[str] = []
+    for name in names[:3]:
+        ours = shortened(repr(chief.get(name)))
+        theirs = shortened(repr(worker.get(name)))
+        lines.append(f"{name}: {ours} on the chief, {theirs} on the worker")
+    return "; ".join(lines)
 
 
 def unlike(worker: str, action: str, names: str) -> UserError:
-    """Returns the error for a worker unlike the chief; action: such as "run the same job"; names:
-    what differs."""
+    """Returns the error for a worker unlike the chief.
+
+    action: such as "run the same job"; names: what differs.
+    """
     return UserError(
         printable(
             f"{worker} and the chief do not {action} ({names}): start every worker by the same"
@@ -450,8 +453,10 @@ def unlike(worker: str, action: str, names: str) -> UserError:
 def _join(
     cluster: Cluster, runs: Values, timeout_seconds: float, events: "SimpleQueue[Event]"
 ) -> Link:
-    """Returns a worker's connection to the chief. Raises UserError if refused, PlatformFault
-    without an answer."""
+    """Returns a worker's connection to the chief.
+
+    Raises UserError if refused, PlatformFault without an answer.
+    """
     deadline = time.monotonic() + timeout_seconds
     unknown = ""  # why the chief's name has no address
     while time.monotonic() < deadline:
@@ -476,7 +481,7 @@ def _join(
             link.close()
             while not events.empty():  # left by this connection
                 events.get()
-        # the chief has not started yet, or its port is still that of an earlier run
+        # The chief has not started yet, or its port is still that of an earlier run.
         time.sleep(_RETRY_SECONDS)
     within = f"within {timeout_seconds:.0f} seconds"
     raise PlatformFault(f"{cluster.name(0)} did not answer {within} (see its log{unknown})")

@@ -102,8 +102,10 @@ class Replicas:
         )
 
     def sum_over_workers(self, values: npt.ArrayLike) -> Vector:
-        """Returns the sum over workers of `values`, of one shape everywhere, as float64; every
-        worker must call it."""
+        """Returns the sum over workers of `values`, of one shape everywhere, as float64.
+
+        Every worker must call it.
+        """
         self.before_sum()
         array = np.asarray(values, np.float64)
         if not self.cluster.several:
@@ -111,8 +113,10 @@ class Replicas:
         return np.reshape(self._sum(tf.constant(array.ravel())).numpy(), array.shape)
 
     def from_worker(self, value: Any, index: int = 0) -> Any:
-        """Returns the `value` of worker `index`, by default the chief, which must be valid in JSON;
-        every worker must call it."""
+        """Returns the `value` of worker `index`, by default the chief, which must be valid in JSON.
+
+        Every worker must call it.
+        """
         if not self.cluster.several:
             return value
         is_sender = self.cluster.index == index
@@ -122,9 +126,9 @@ class Replicas:
         return json.loads(sent.astype(np.uint8).tobytes())
 
     def refuse_differences(self, value: Mapping[str, Any], action: str) -> None:
-        """Raises UserError on all workers if `value`, valid in JSON, is not the same on each; all
-        must call it.
+        """Raises UserError on all workers if `value`, valid in JSON, is not the same on each.
 
+        All must call it.
         action: as in "worker 1 and the chief do not read the same data".
         """
         names = differing(self.from_worker(value), value)
@@ -151,25 +155,26 @@ class Replicas:
 
 
 def make_replicas(config: TrainConfig, cluster: Cluster = ONE_MACHINE) -> Replicas:
-    """Builds the strategy for the visible devices; raises UserError if the machine or the batch
-    does not fit the flags.
+    """Builds the strategy for the visible devices.
 
-    With several workers it must run before any other TensorFlow operation, and returns once all of
-    them have called it.
+    Raises UserError if the machine or the batch does not fit the flags. With several workers it
+    must run before any other TensorFlow operation, and returns once all of them have called it.
     """
     devices = local_devices(config, cluster)
     count = len(devices) * cluster.workers
     rows = config.rows_per_replica(count)
+
     # GPUs sum by NCCL. TensorFlow's own AUTO uses the ring, by gRPC through the hosts, even between
     # workers with GPUs.
     gpus = len(devices) if devices[0].startswith("GPU") else 0
     collectives = "nccl" if gpus else "ring"
+
+    # Several workers, several devices and a single one each have a strategy of TensorFlow.
     if cluster.several:
         await_silent_workers(config.worker_timeout_seconds)
         kinds = tf.distribute.experimental.CommunicationImplementation
-        options = tf.distribute.experimental.CommunicationOptions(
-            implementation=kinds[collectives.upper()]
-        )
+        kind = kinds[collectives.upper()]
+        options = tf.distribute.experimental.CommunicationOptions(implementation=kind)
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
             tf.train.ClusterSpec({"worker": list(cluster.addresses)}),
             task_type="worker",
@@ -211,21 +216,23 @@ def local_devices(config: TrainConfig, cluster: Cluster) -> tuple[str, ...]:
             "strategy=multi_worker, but TF_CONFIG names one machine: set it on every worker (python"
             " -m deploy local does so), or drop --strategy"
         )
+
+    # A machine with fewer accelerators than expected is refused before it costs more.
     gpus = tf.config.get_visible_devices("GPU")
     visible = len(gpus) or simulated_devices()
     if visible < config.expect_devices:
         build = tf.sysconfig.get_build_info()
-        cuda = (
-            f"for CUDA {build.get('cuda_version', '?')}"
-            if build.get("is_cuda_build")
-            else "without CUDA"
-        )
+        cuda = "without CUDA"
+        if build.get("is_cuda_build"):
+            cuda = f"for CUDA {build.get('cuda_version', '?')}"
         raise UserError(
             f"expect_devices={config.expect_devices}, but {visible or 'no'} accelerators are"
             f" visible (TensorFlow {tf.__version__}, built {cuda}): check the machine's GPU count,"
             " its drivers and whether this TensorFlow is a GPU build (TF_CPP_MIN_LOG_LEVEL=0 shows"
             " why), or lower --expect_devices"
         )
+
+    # GPUs are used as they are; without any, logical devices of the CPU take their place.
     count = 1 if config.strategy == "one_device" else config.replicas
     if gpus:
         if count > len(gpus):
@@ -235,7 +242,7 @@ def local_devices(config: TrainConfig, cluster: Cluster) -> tuple[str, ...]:
             )
         used = gpus[: count or len(gpus)]
         with suppress(RuntimeError):  # TensorFlow has started already: it can no longer be changed
-            # or TensorFlow would take memory of the others too
+            # TensorFlow would take memory of the other GPUs too.
             tf.config.set_visible_devices(used, "GPU")
             for gpu in used:
                 tf.config.experimental.set_memory_growth(gpu, True)
@@ -243,10 +250,9 @@ def local_devices(config: TrainConfig, cluster: Cluster) -> tuple[str, ...]:
     count = count or visible or 1
     if count > 1:
         cpu = tf.config.list_physical_devices("CPU")[0]
+        logical = [tf.config.LogicalDeviceConfiguration()] * count
         try:
-            tf.config.set_logical_device_configuration(
-                cpu, [tf.config.LogicalDeviceConfiguration()] * count
-            )
+            tf.config.set_logical_device_configuration(cpu, logical)
         except RuntimeError:  # TensorFlow has started already, with a fixed number
             existing = len(tf.config.list_logical_devices("CPU"))
             if existing < count:
@@ -258,6 +264,8 @@ def local_devices(config: TrainConfig, cluster: Cluster) -> tuple[str, ...]:
 
 
 def simulated_devices() -> int:
-    """Returns how many logical CPU devices simulate this worker's accelerators in a rehearsal; 0
-    for none."""
+    """Returns how many logical CPU devices simulate this worker's accelerators in a rehearsal.
+
+    It is 0 for none.
+    """
     return int(os.environ.get(SIMULATED, "0")) if not tf.config.get_visible_devices("GPU") else 0

@@ -20,16 +20,18 @@ Change = Callable[[Any, StepContext], Any]  # of images
 
 
 def flip(images: Any, step: StepContext) -> Any:
-    """Mirrors each image left to right with probability 1/2. images: (rows, height, width,
-    channels)."""
+    """Mirrors each image left to right with probability 1/2.
+
+    images: (rows, height, width, channels).
+    """
     mirrored = step.uniform((1, 1, 1), stream="augment/flip") < 0.5
     return tf.where(mirrored, images[:, :, ::-1], images)
 
 
 def crop(images: Any, step: StepContext) -> Any:
-    """Shifts each image by up to 1/8 of its size in each direction, with mirrored borders. Keeps
-    the shape.
+    """Shifts each image by up to 1/8 of its size in each direction, with mirrored borders.
 
+    Keeps the shape.
     images: (rows, height, width, channels).
     """
     height, width = images.shape[1:3]
@@ -84,20 +86,20 @@ def check_class_weight(weights: Mapping[int, float], y: Any, classes: int) -> No
         )
 
 
-# as Dataset.as_fit: from the parts of rows to what `fit` passes
+# a function from the parts of rows to what `fit` passes, as Dataset.as_fit
 AsFit = Callable[[tuple[Any, ...]], Any]
 
 
 def weighted_by_class(as_fit: AsFit, weights: Mapping[int, float]) -> AsFit:
-    """Returns `as_fit` with the weight of each row's class added as its sample_weight; other
-    classes have weight 1.
+    """Returns `as_fit` with the weight of each row's class added as its sample_weight.
 
+    Other classes have weight 1.
     y: (rows,) or (rows, 1) numbers of classes, also as 0.0 and 1.0, or (rows, classes) one-hot.
         Raises UserError for other targets and, as `fit` does, for data with a sample_weight.
     """
     if not weights:
         return as_fit
-    # the last one is of all other classes
+    # The last weight of the table is that of all other classes.
     table = [weights.get(number, 1.0) for number in range(max(weights) + 2)]
 
     def weighted(parts: tuple[Any, ...]) -> Any:
@@ -111,15 +113,14 @@ def weighted_by_class(as_fit: AsFit, weights: Mapping[int, float]) -> AsFit:
             raise UserError(
                 "class_weight: the targets are not one class each: use sample weights instead"
             )
+
+        # The class of a row is its largest target, or the number itself, rounded as in `fit`.
         floatx = keras.config.floatx()
         if y.shape.rank == 2 and y.shape[1] > 1:
             labels = tf.argmax(y, axis=1)
         else:
-            labels = tf.cast(tf.round(tf.cast(tf.reshape(y, (-1,)), floatx)), tf.int64)  # as in fit
-        return (
-            x,
-            y,
-            tf.gather(tf.constant(table, floatx), tf.clip_by_value(labels, 0, len(table) - 1)),
-        )
+            labels = tf.cast(tf.round(tf.cast(tf.reshape(y, (-1,)), floatx)), tf.int64)
+        places = tf.clip_by_value(labels, 0, len(table) - 1)
+        return x, y, tf.gather(tf.constant(table, floatx), places)
 
     return weighted

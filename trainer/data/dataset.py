@@ -63,8 +63,10 @@ class Dataset:
         return tuple(x.shape)
 
     def images(self, split: str) -> Examples:
-        """Returns the split "train" or "evaluation". Raises UserError if its examples are not
-        images by row number."""
+        """Returns the split "train" or "evaluation".
+
+        Raises UserError if its examples are not images by row number.
+        """
         examples = self.train if split == "train" else self.evaluation
         if not isinstance(examples, Examples) or examples.image_shape is None:
             raise UserError(

@@ -47,20 +47,23 @@ def is_array(value: Any) -> bool:
 
 
 def parts_of(parts: Sequence[Nest]) -> Parts:
-    """Returns x, y and sample_weight, as many as there are, with arrays as leaves. Raises UserError
-    for other parts."""
+    """Returns x, y and sample_weight, as many as there are, with arrays as leaves.
+
+    Raises UserError for other parts.
+    """
     if not 1 <= len(parts) <= len(PARTS):
         raise UserError(f"{len(parts)} parts: return x, (x, y) or (x, y, sample_weight)")
     return tuple(_as_arrays(part, name) for part, name in zip(parts, PARTS, strict=False))
 
 
 def _as_arrays(value: Nest, name: str) -> Nest:
-    """Returns `value` with every leaf as an array of a type that `fit` would pass. Raises
-    UserError, naming the leaf.
+    """Returns `value` with every leaf as an array of a type that `fit` would pass.
 
-    Floating-point numbers become floatx, all others stay as they are; text, in x alone, is an array
-    of objects. `name`: what the leaves are called in errors, as "x".
+    Raises UserError, naming the leaf. Floating-point numbers become floatx, all others stay as they
+    are; text, in x alone, is an array of objects. `name`: what the leaves are called in errors, as
+    "x".
     """
+    # A dict, list or tuple is a nest, whose leaves must be arrays.
     if isinstance(value, list) and value and isinstance(value[0], list):
         raise UserError(
             f"{name} is a list of lists: use np.array(…) for the rows of one input, or a tuple of"
@@ -84,6 +87,8 @@ def _as_arrays(value: Nest, name: str) -> Nest:
             f"{name} is a masked array, whose masked values would be trained on: fill them by"
             " .filled(…)"
         )
+
+    # An array of numbers, or of text in x, is taken.
     try:
         array = np.asarray(value)
     except ValueError:  # rows of several lengths
@@ -92,17 +97,17 @@ def _as_arrays(value: Nest, name: str) -> Nest:
         return array.astype(keras.config.floatx(), copy=False)
     if array.dtype.kind in "biu":
         return array
-    texts = (
-        array.dtype.kind == "O"
-        and array.size > 0
-        and all(isinstance(item, (str, bytes)) for item in array.flat)
-    )
-    if name.startswith("x") and (texts or array.dtype.kind in "SU"):
+    texts = array.dtype.kind in "SU"
+    if array.dtype.kind == "O" and array.size:
+        texts = all(isinstance(item, (str, bytes)) for item in array.flat)
+    if name.startswith("x") and texts:
         return array.astype(object)  # as TensorFlow holds text
-    for column, kind in zip(
-        getattr(value, "columns", ()), getattr(value, "dtypes", ()), strict=True
-    ):
-        if kind.kind not in "fiu":  # of a DataFrame of pandas, with columns of several types
+
+    # The error for any other array says what it holds; a DataFrame of pandas has columns of several
+    # types.
+    columns = getattr(value, "columns", ())
+    for column, kind in zip(columns, getattr(value, "dtypes", ()), strict=True):
+        if kind.kind not in "fiu":
             raise UserError(
                 f"{name}: its column {column!r} holds {kind}, so that rows are Python objects: make"
                 " numbers of all columns, of bool by .astype('float32'), of text by"
@@ -114,25 +119,30 @@ def _as_arrays(value: Nest, name: str) -> Nest:
             " numbers: number its classes from 0, as with np.unique(…, return_inverse=True); for"
             ' numbers in text use .astype("float32")'
         )
-    held = "Python objects, or rows of several lengths" if array.dtype.kind == "O" else array.dtype
-    raise UserError(f"{name} holds {held}: it must hold numbers of one shape")
+    content = str(array.dtype)
+    if array.dtype.kind == "O":
+        content = "Python objects, or rows of several lengths"
+    raise UserError(f"{name} holds {content}: it must hold numbers of one shape")
 
 
 def rows_in(parts: Sequence[Nest]) -> int:
-    """Returns the number of rows, which all leaves share. Raises UserError if they differ, or if
-    there are no rows."""
-    counts = [
-        (f"{name} {tuple(leaf.shape)}", len(leaf) if leaf.ndim else 0)
-        for name, part in zip(PARTS, parts, strict=False)
-        for leaf in tf.nest.flatten(part)
-    ]
-    shapes = shortened(", ".join(shape for shape, _ in counts))
-    rows = {count for _, count in counts}
+    """Returns the number of rows, which all leaves share.
+
+    Raises UserError if they differ, or if there are no rows.
+    """
+    counts: list[int] = []
+    names: list[str] = []
+    for name, part in zip(PARTS, parts, strict=False):
+        for leaf in tf.nest.flatten(part):
+            counts.append(len(leaf) if leaf.ndim else 0)
+            names.append(f"{name} {tuple(leaf.shape)}")
+    shapes = shortened(", ".join(names))
+    rows = set(counts)
     if not rows or 0 in rows:
         raise UserError(f"no rows: {shapes or 'an empty nest'}")
     if len(rows) > 1:
         raise UserError(f"the parts have different numbers of rows: {shapes}")
-    return counts[0][1]
+    return counts[0]
 
 
 def specs_of(parts: Parts) -> Parts:
@@ -171,8 +181,10 @@ class _Rows(ABC):
         return len(self.spec) > 1
 
     def on_epoch_begin(self) -> None:  # noqa: B027
-        """Runs before each evaluation, as `fit` does for a PyDataset; most data have nothing to
-        do."""
+        """Runs before each evaluation, as `fit` does for a PyDataset.
+
+        Most data have nothing to do.
+        """
 
     def on_epoch_end(self) -> None:  # noqa: B027
         """Runs after each evaluation."""
@@ -195,8 +207,10 @@ class _Rows(ABC):
 
 
 class Examples(_Rows):
-    """Provides examples by row number. A subclass needs `count`, and `gather`, or `spec` and
-    `read`."""
+    """Provides examples by row number.
+
+    A subclass needs `count`, and `gather`, or `spec` and `read`.
+    """
 
     threads = 2  # threads that read the rows of the next steps
     sampled_rows = 1024  # the most rows that a fingerprint reads
@@ -204,9 +218,9 @@ class Examples(_Rows):
     ends_epochs = False
 
     def gather(self, rows: Any) -> Parts:
-        """Returns (x,), (x, y) or (x, y, sample_weight) of these rows, by TensorFlow operations;
-        here they call `read`.
+        """Returns (x,), (x, y) or (x, y, sample_weight) of these rows, by TensorFlow operations.
 
+        Here they call `read`.
         rows: an integer tensor of any shape with numbers from 0 to below `count`. Each part is a
             nest of tensors, of shape (*rows.shape, *the shape of one example). Where the examples
             are images, x is (*rows.shape, height, width, channels), 0 to 255, usually uint8, and y,
@@ -230,8 +244,10 @@ class Examples(_Rows):
         return tf.nest.pack_sequence_as(self.spec, tensors)
 
     def read(self, rows: RowNumbers) -> Nest:
-        """Returns the arrays of these rows, any shape, in the structure of `spec`; it runs on the
-        host."""
+        """Returns the arrays of these rows, any shape, in the structure of `spec`.
+
+        It runs on the host.
+        """
         raise NotImplementedError
 
     def rows_of_arrays(self, rows: Any) -> Any:
@@ -244,8 +260,7 @@ class Examples(_Rows):
         return specs_of(self.first(1))
 
     def order(self, seed: int, passes: RowNumbers, positions: RowNumbers) -> RowNumbers:
-        """Returns the rows at these positions of passes over the data, each of which has every row
-        once.
+        """Returns the rows at these positions of passes, each of which has every row once.
 
         The order is a function of seed and pass. passes: (n,), ascending from 0; positions: (n,), 0
         to below `count`.
@@ -257,13 +272,14 @@ class Examples(_Rows):
         return as_numpy(self.gather(tf.range(min(count, self.count), dtype=tf.int64)))
 
     def in_order(self, size: int, takers: int = 1, taker: int = 0) -> tf.data.Dataset:
-        """Returns every `takers`-th batch of `size` rows, beginning with batch `taker`; the last
-        may be smaller."""
+        """Returns every `takers`-th batch of `size` rows, beginning with batch `taker`.
+
+        The last may be smaller.
+        """
 
         def batch(number: Any) -> Any:
-            return self.gather(
-                tf.range(number * size, tf.minimum((number + 1) * size, self.count), dtype=tf.int64)
-            )
+            end = tf.minimum((number + 1) * size, self.count)
+            return self.gather(tf.range(number * size, end, dtype=tf.int64))
 
         numbers = tf.data.Dataset.range(math.ceil(self.count / size)).shard(takers, taker)
         return numbers.map(batch, num_parallel_calls=2, deterministic=True).prefetch(2)
@@ -271,11 +287,10 @@ class Examples(_Rows):
     def sample(self) -> Iterable[Array]:
         row_bytes = max(1, sum(array.nbytes for array in self._arrays(np.zeros(1, np.int64))))
         most = max(_FIRST_ROWS, min(self.sampled_rows, SAMPLE_BYTES // row_bytes))
-        # the same at each call
+        # The first rows and drawn ones, the same at each call.
         drawn = np.random.default_rng(self.count).integers(0, self.count, most)
-        return self._arrays(
-            np.unique(np.concatenate([np.arange(min(_FIRST_ROWS, self.count)), drawn]))
-        )
+        first = np.arange(min(_FIRST_ROWS, self.count))
+        return self._arrays(np.unique(np.concatenate([first, drawn])))
 
     def _arrays(self, rows: RowNumbers) -> list[Array]:
         return [np.asarray(array) for array in tf.nest.flatten(self.gather(rows))]
@@ -423,9 +438,9 @@ def first_not_finite(part: Nest) -> int | None:
 
 
 class InSequence(_Rows):
-    """Provides the examples of a tf.data.Dataset in its own order. If it gives batches, they are
-    cut anew.
+    """Provides the examples of a tf.data.Dataset in its own order.
 
+    If it gives batches, they are cut anew.
     unknown_count: the number of examples in an epoch if the data set's length is unknown or
         infinite; batched: whether an element is a batch, if that is known. Raises UserError if the
         count is 0 then, or if the data set does not give tensors of fixed shapes.
@@ -442,9 +457,8 @@ class InSequence(_Rows):
         *,
         batched: bool | None = None,
     ) -> None:
-        def parts_as_fit(*element: Any) -> Parts:
-            """Returns the parts of an element, with floating-point numbers as floatx, as `fit`
-            passes them."""
+        # Floating-point numbers become floatx, as in `fit`.
+        def in_floatx(*element: Any) -> Parts:
             floatx = keras.config.floatx()
             return tf.nest.map_structure(
                 lambda leaf: tf.cast(leaf, floatx) if leaf.dtype.is_floating else leaf, element
@@ -452,7 +466,7 @@ class InSequence(_Rows):
 
         self.anew = lambda: self
         self.batched = makes_batches(source) if batched is None else batched
-        self._source = source.map(parts_as_fit)
+        self._source = source.map(in_floatx)
         specs = tf.nest.flatten(self._source.element_spec)
         for spec in specs:
             if not isinstance(spec, tf.TensorSpec):
@@ -460,12 +474,12 @@ class InSequence(_Rows):
                     f"{origin}: the tf.data.Dataset gives {type(spec).__name__}: it must give"
                     " tensors: map them by ragged.to_tensor(shape=…) or tf.sparse.to_dense"
                 )
-        self.shaped_as_first = self.batched and not all(
-            spec.shape[1:].is_fully_defined() for spec in specs
-        )
+
+        # timeseries_dataset_from_array leaves lengths undefined, although all batches have those of
+        # the first.
+        defined = all(spec.shape[1:].is_fully_defined() for spec in specs)
+        self.shaped_as_first = self.batched and not defined
         if self.shaped_as_first:
-            # timeseries_dataset_from_array leaves lengths undefined, although all batches have
-            # those of the first.
             for first in self._source.take(1):
                 self._source = self._source.map(
                     lambda *parts, first=first: tf.nest.map_structure(
@@ -485,6 +499,8 @@ class InSequence(_Rows):
         self.spec = tf.nest.map_structure(
             lambda spec: tf.TensorSpec(spec.shape[axes:], spec.dtype), self._source.element_spec
         )
+
+        # The length must be known, by the data set or by the settings.
         self._length = int(source.cardinality())
         self._unknown_count = unknown_count
         self.has_length = self._length >= 0
@@ -499,8 +515,10 @@ class InSequence(_Rows):
 
     @cached_property
     def count(self) -> int:  # type: ignore[override]
-        """Returns the number of examples in one pass; reads all batches once if it must count
-        them."""
+        """Returns the number of examples in one pass.
+
+        Reads all batches once if it must count them.
+        """
         if not self.has_length:
             return self._unknown_count
         if not self.batched:
@@ -513,8 +531,9 @@ class InSequence(_Rows):
     def batches(self, size: int, *, drop_remainder: bool) -> tf.data.Dataset:
         """Returns one pass over the examples: parts with `size` rows each, the last one perhaps
         with fewer."""
-        cut = self._source.rebatch if self.batched else self._source.batch
-        return cut(size, drop_remainder=drop_remainder)
+        if self.batched:
+            return self._source.rebatch(size, drop_remainder=drop_remainder)
+        return self._source.batch(size, drop_remainder=drop_remainder)
 
     def in_order(self, size: int, takers: int = 1, taker: int = 0) -> tf.data.Dataset:
         """Returns what `Examples.in_order` does."""
@@ -529,12 +548,14 @@ class InSequence(_Rows):
 
     @cached_property
     def _head(self) -> Parts:
-        """Returns the parts of the first rows, as many as a fingerprint takes, as arrays; they are
-        read once."""
-        row_bytes = sum(
-            leaf.dtype.size * math.prod(leaf.shape) for leaf in tf.nest.flatten(self.spec)
-        )
-        return self.read_head(max(HEAD_ROWS, min(_SAMPLED_ROWS, SAMPLE_BYTES // max(1, row_bytes))))
+        """Returns the parts of the first rows, as many as a fingerprint takes, as arrays.
+
+        They are read once.
+        """
+        leaves = tf.nest.flatten(self.spec)
+        row_bytes = sum(leaf.dtype.size * math.prod(leaf.shape) for leaf in leaves)
+        most = min(_SAMPLED_ROWS, SAMPLE_BYTES // max(1, row_bytes))
+        return self.read_head(max(HEAD_ROWS, most))
 
     def read_head(self, rows: int) -> Parts:
         """Reads the parts of the first rows once more."""

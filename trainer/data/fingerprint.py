@@ -23,7 +23,7 @@ from trainer.base.settings.train_config import TrainConfig, split_kind
 from trainer.base.storage import expanded, parse
 from trainer.base.storage.staging import listing
 from trainer.data.dataset import Dataset
-from trainer.data.pieces import INDEX
+from trainer.data.shards import INDEX
 
 _FILES = 1024  # files whose content is sampled, plus the square root of the number of all files
 # blocks of all sampled files, at least two of each; bytes of a block: two seconds
@@ -43,21 +43,25 @@ def files_of(config: TrainConfig) -> dict[str, Any]:
         return {}
     location = split_kind(config.data)[1]
     if address := parse(location, "data"):
-        below = len(address.prefix)
-        remotes = listing(address)
-        return _digested(
-            (item.address.name[below:], item.size, item.crc32c or f"{item.generation}")
-            for item in remotes
-        )
+        begin = len(address.prefix)
+        files: list[tuple[str, int, str]] = []
+        for remote in listing(address):
+            checksum = remote.crc32c or f"{remote.generation}"
+            files.append((remote.address.name[begin:], remote.size, checksum))
+        return _digested(files)
+
+    # Of prepared data the index says all.
     path = expanded(location)
     if not os.path.exists(path):
         return {}
     if (path / INDEX).is_file():
-        content = (path / INDEX).read_bytes()  # it holds the checksums of all pieces
+        content = (path / INDEX).read_bytes()  # it holds the checksums of all shards
         return _digested([(INDEX, len(content), hashlib.sha256(content).hexdigest())])
+
+    # Of other files all names and sizes are taken, but not those in links to folders, nor in
+    # folders that cannot be listed.
     sizes: dict[str, int] = {}
     if path.is_dir():
-        # skips links to folders, and folders that cannot be listed
         for parent, folders, names in os.walk(path):
             folders[:] = [name for name in folders if name[0] != "."]
             for file in (os.path.join(parent, name) for name in names if name[0] != "."):
@@ -65,6 +69,7 @@ def files_of(config: TrainConfig) -> dict[str, Any]:
                     sizes[os.path.relpath(file, path)] = os.path.getsize(file)
     else:
         sizes[""] = path.stat().st_size
+
     # The sampled files are drawn by their names, so that they are the same on each machine.
     sampled = heapq.nsmallest(
         _FILES + math.isqrt(len(sizes)),
@@ -73,13 +78,11 @@ def files_of(config: TrainConfig) -> dict[str, Any]:
     )
     most = max(2, _BLOCKS // max(1, len(sampled)))
 
+    # A sample is the first, the last and some blocks between them, or all of a small file.
     def sample(name: str) -> str:
-        """Returns a digest of the first, the last and some blocks of a file between them, or of all
-        of a small one."""
         blocks = min(most, max(2, math.ceil(sizes[name] / _BLOCK)))
-        offsets = [
-            round(part * max(0, sizes[name] - _BLOCK) / (blocks - 1)) for part in range(blocks)
-        ]
+        last = max(0, sizes[name] - _BLOCK)
+        offsets = [round(block * last / (blocks - 1)) for block in range(blocks)]
         total = hashlib.sha256()
         try:
             with open(path / name if name else path, "rb") as content:
@@ -92,9 +95,8 @@ def files_of(config: TrainConfig) -> dict[str, Any]:
 
     with ThreadPoolExecutor(_THREADS) as pool:
         samples = dict(zip(sampled, pool.map(sample, sampled), strict=True))
-    return _digested(
-        ((name, size, samples.get(name, "")) for name, size in sizes.items()), "sample"
-    )
+    entries = [(name, size, samples.get(name, "")) for name, size in sizes.items()]
+    return _digested(entries, "sample")
 
 
 def _digested(files: Iterable[tuple[str, int, str]], name: str = "digest") -> dict[str, Any]:
@@ -125,7 +127,9 @@ def content_of(dataset: Dataset, rows: bool) -> dict[str, Any]:
 
 
 def changed_values(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Returns the names and values that differ between an earlier start and this one; "" if none
-    does."""
+    """Returns the names and values that differ between an earlier start and this one.
+
+    It is "" if none does.
+    """
     names = [name for name in now if name in before and before[name] != now[name]]
     return "; ".join(f"{name}: {before[name]!r} before, {now[name]!r} now" for name in names)

@@ -32,8 +32,10 @@ BATCH_ROWS = 32  # of Keras, for arrays
 
 
 class FitArrays(NestedArrays):
-    """Holds the arrays of a call of `fit`; shuffles: whether each pass over them has an order of
-    its own."""
+    """Holds the arrays of a call of `fit`.
+
+    shuffles: whether each pass over them has an order of its own.
+    """
 
     def __init__(self, parts: Parts, *, shuffles: bool) -> None:
         super().__init__(*parts)
@@ -84,9 +86,8 @@ def batches_of_dataset(source: tf.data.Dataset, origin: str, most: int = 0) -> F
     if source.cardinality() == tf.data.INFINITE_CARDINALITY and not most:
         raise UserError(f"{origin}: the tf.data.Dataset is infinite: give steps_per_epoch")
     counted = source.take(most) if most else source
-    rows = {
-        leaf.shape[0] if leaf.shape.rank else None for leaf in tf.nest.flatten(source.element_spec)
-    }
+    leaves = tf.nest.flatten(source.element_spec)
+    rows = {leaf.shape[0] if leaf.shape.rank else None for leaf in leaves}
     length = int(counted.cardinality())
     if length > 0 and len(rows) == 1 and rows.isdisjoint({None}):
         return FitBatches(source, origin, [int(size) for size in rows if size] * length)
@@ -97,8 +98,11 @@ def batches_of_dataset(source: tf.data.Dataset, origin: str, most: int = 0) -> F
 def batches_of_sequence(
     source: keras.utils.PyDataset, origin: str, *, shuffles: bool, seed: int
 ) -> FitBatches:
-    """Returns the batches of a PyDataset; shuffles: whether each pass draws an order of all but a
-    smaller last one."""
+    """Returns the batches of a PyDataset.
+
+    shuffles: whether each pass draws an order of all but a smaller last one.
+    """
+    # All batches have the size of the first, but the last one may be smaller.
     count = len(source)
     passes = itertools.count()
 
@@ -110,22 +114,22 @@ def batches_of_sequence(
     sizes = [rows_in(first)] * (count - 1) + [rows_in(last)]
     whole = count - (sizes[-1] < sizes[0])
 
-    def one_pass() -> Iterator[Parts]:
-        number = next(passes)
-        order = np.arange(count)
+    # Each pass is a reading by TensorFlow, and calls the hooks of an epoch as `fit` does.
+    def batches_of_pass() -> Iterator[Parts]:
+        pass_number = next(passes)
+        numbers = np.arange(count)
         source.on_epoch_begin()
         if shuffles:
-            order[:whole] = shuffled(order[:whole], whole, seed, "batches", number)
-        for place in order.tolist():
-            yield batch(place)
+            numbers[:whole] = shuffled(numbers[:whole], whole, seed, "batches", pass_number)
+        for number in numbers.tolist():
+            yield batch(number)
         source.on_epoch_end()
 
     spec = tf.nest.map_structure(
         lambda leaf: tf.TensorSpec((None, *leaf.shape), leaf.dtype), specs_of(first)
     )
-    return FitBatches(
-        tf.data.Dataset.from_generator(one_pass, output_signature=spec), origin, sizes
-    )
+    dataset = tf.data.Dataset.from_generator(batches_of_pass, output_signature=spec)
+    return FitBatches(dataset, origin, sizes)
 
 
 @dataclass(frozen=True)
@@ -152,14 +156,16 @@ def data_of_fit(
     steps: int | None = None,
     seed: int = 0,
 ) -> FitData:
-    """Makes a dataset of the arguments of `fit`; steps: how many a run has, if `steps_per_epoch`
-    limits them.
+    """Makes a dataset of the arguments of `fit`.
 
-    Raises UserError for what cannot be trained on.
+    steps: how many a run has, if `steps_per_epoch` limits them. Raises UserError for what cannot be
+    trained on.
     """
     train, size = examples_of_fit(
         "x", x, y, sample_weight, batch_size=batch_size, shuffles=shuffles, steps=steps, seed=seed
     )
+
+    # Validation has the last rows of the arrays, or data of its own.
     evaluation: FitArrays | FitBatches | None = None
     validation_size = validation_batch_size or size
     if validation_split:
@@ -167,23 +173,24 @@ def data_of_fit(
             raise UserError(
                 f"validation_split={validation_split}: x is no arrays: give validation_data"
             )
-        kept = math.floor(train.count * (1.0 - validation_split))
-        if not 0 < kept < train.count:
+        count = math.floor(train.count * (1.0 - validation_split))
+        if not 0 < count < train.count:
             raise UserError(
                 f"validation_split={validation_split} leaves no rows of {train.count} for one of"
                 " the parts"
             )
         parts = train.arrays
-        train = FitArrays(tf.nest.map_structure(lambda leaf: leaf[:kept], parts), shuffles=shuffles)
-        evaluation = FitArrays(
-            tf.nest.map_structure(lambda leaf: leaf[kept:], parts), shuffles=False
-        )
+        first = tf.nest.map_structure(lambda leaf: leaf[:count], parts)
+        rest = tf.nest.map_structure(lambda leaf: leaf[count:], parts)
+        train = FitArrays(first, shuffles=shuffles)
+        evaluation = FitArrays(rest, shuffles=False)
         size = min(size, train.count)
     elif validation_data is not None:
-        several = isinstance(validation_data, (tuple, list))
+        if not isinstance(validation_data, (tuple, list)):
+            validation_data = [validation_data]
         evaluation, validation_size = examples_of_fit(
             "validation_data",
-            *(validation_data if several else [validation_data]),
+            *validation_data,
             batch_size=validation_size,
             shuffles=False,
             steps=validation_steps,
@@ -201,9 +208,8 @@ def first_batches(
     if isinstance(examples, FitBatches):
         return FitBatches(examples.source.take(steps), examples.name, examples.sizes[:steps])
     rows = steps * batch_size
-    return FitArrays(
-        tf.nest.map_structure(lambda leaf: leaf[:rows], examples.arrays), shuffles=False
-    )
+    parts = tf.nest.map_structure(lambda leaf: leaf[:rows], examples.arrays)
+    return FitArrays(parts, shuffles=False)
 
 
 def examples_of_fit(
@@ -221,6 +227,7 @@ def examples_of_fit(
 
     Raises UserError, naming the argument, for what `fit` does not take, and for Python generators.
     """
+    # Objects that give batches are read in their own order.
     if isinstance(x, (tf.data.Dataset, keras.utils.PyDataset)):
         if y is not None or sample_weight is not None:
             raise UserError(
@@ -238,6 +245,8 @@ def examples_of_fit(
             " give tf.data.Dataset.from_generator(…, output_signature=…), or a"
             " keras.utils.PyDataset"
         )
+
+    # All else must be arrays.
     try:
         arrays = FitArrays((x, y, sample_weight), shuffles=shuffles)
     except UserError as error:

@@ -41,9 +41,9 @@ def arrays_dataset(
     test_labels: Any = None,
     class_names: tuple[str, ...] = (),
 ) -> Dataset:
-    """Returns a dataset of arrays, resized and converted to the settings. Raises UserError for
-    invalid arrays.
+    """Returns a dataset of arrays, resized and converted to the settings.
 
+    Raises UserError for invalid arrays.
     images: (examples, height, width) or (examples, height, width, channels) uint8; labels:
         (examples,) or (examples, 1) integers, or None. Without test arrays, `evaluation_fraction`
         of the examples is held back; without class names, `load_dataset` uses the labels' numbers.
@@ -55,18 +55,20 @@ def arrays_dataset(
 
 
 def numbered_classes(labels: Iterable[int]) -> tuple[str, ...]:
-    """Returns "0", "1" and so on up to the largest of the labels, as names of unnamed classes; ()
-    without labels."""
+    """Returns "0", "1" and so on up to the largest of the labels, as names of unnamed classes.
+
+    It is () without labels.
+    """
     return tuple(map(str, range(max(labels, default=-1) + 1)))
 
 
 def with_evaluation(
     config: TrainConfig, train: Arrays, evaluation: Arrays | None
 ) -> tuple[Arrays, Arrays | None]:
-    """Returns both parts; without `evaluation`, holds back a copy of `evaluation_fraction` of
-    `train` for it.
+    """Returns both parts.
 
-    Raises UserError if there are an evaluation part and the flag.
+    Without `evaluation`, holds back a copy of `evaluation_fraction` of `train` for it. Raises
+    UserError if there are an evaluation part and the flag.
     """
     if not config.evaluation_fraction:
         return train, evaluation
@@ -76,13 +78,15 @@ def with_evaluation(
             f" evaluation part ({evaluation.count:,} examples): drop the flag"
         )
     parts = held_back(config, train)
-    kept, held = (train.take(np.sort(part.located(np.arange(part.count)))) for part in parts)
-    return kept, held
+    training, holdout = (train.take(np.sort(part.located(np.arange(part.count)))) for part in parts)
+    return training, holdout
 
 
 def held_back(config: TrainConfig, examples: Examples) -> tuple[Subset, Subset]:
-    """Splits examples by the seed into those to train on and the `evaluation_fraction` to evaluate;
-    both are views."""
+    """Splits examples by the seed into those to train on and the `evaluation_fraction` to evaluate.
+
+    Both are views.
+    """
     count = examples.count
     holdout = round(count * config.evaluation_fraction)
     if not 0 < holdout < count:
@@ -90,13 +94,13 @@ def held_back(config: TrainConfig, examples: Examples) -> tuple[Subset, Subset]:
             f"evaluation_fraction={config.evaluation_fraction} of {count} examples leaves one side"
             " empty"
         )
-    return Subset(examples, config.seed, holdout, count - holdout), Subset(
-        examples, config.seed, 0, holdout
-    )
+    train = Subset(examples, config.seed, holdout, count - holdout)
+    return train, Subset(examples, config.seed, 0, holdout)
 
 
 def _arrays(config: TrainConfig, images: Any, labels: Any) -> Arrays:
     """Returns images cropped to the middle square, resized to the settings, and their labels."""
+    # Images must be uint8, with one or three channels.
     images = np.asarray(images)
     if images.ndim == 3:
         images = images[..., np.newaxis]
@@ -110,14 +114,17 @@ def _arrays(config: TrainConfig, images: Any, labels: Any) -> Arrays:
             f"data={config.data}: images are {images.dtype}: must be uint8, grey levels from 0"
             " to 255"
         )
+
+    # Grey levels are repeated for colours, and colours weighted by ITU-R 601, as Pillow does.
     size = config.image_size
     channels = config.channels
     if images.shape[-1] < channels:
         images = np.repeat(images, 3, axis=-1)
-    elif images.shape[-1] > channels:  # by ITU-R 601, the weights of Pillow
+    elif images.shape[-1] > channels:
         grey = images @ np.array([299, 587, 114], np.int64)
         images = ((grey + 500) // 1000).astype(np.uint8)[..., np.newaxis]
-    # The middle square, bicubic.
+
+    # The middle square is resized, bicubic.
     height, width = images.shape[1:3]
     side = min(height, width)
     top = (height - side) // 2
@@ -140,8 +147,10 @@ def _arrays(config: TrainConfig, images: Any, labels: Any) -> Arrays:
 def checked_labels(
     labels: npt.NDArray[Any], origin: str, classes: int = MOST_CLASSES
 ) -> npt.NDArray[np.int32]:
-    """Returns labels as int32. Raises UserError, naming `origin`, unless all are integers from 0 to
-    below `classes`."""
+    """Returns labels as int32.
+
+    Raises UserError, naming `origin`, unless all are integers from 0 to below `classes`.
+    """
     if labels.dtype.kind not in "iu":
         raise UserError(f"{origin}: labels of type {labels.dtype}: must be integers")
     least = labels.min()
@@ -154,8 +163,10 @@ def checked_labels(
 
 
 def labelled(flags: Iterable[bool], origin: str, items: str) -> bool:
-    """Returns whether `items` have labels. Raises UserError, naming `origin`, if only some of them
-    have."""
+    """Returns whether `items` have labels.
+
+    Raises UserError, naming `origin`, if only some of them have.
+    """
     kinds = set(flags)
     if len(kinds) > 1:
         raise UserError(
@@ -169,14 +180,12 @@ _WHITE_OF_DIGITS = 16
 
 
 def load_digits(config: TrainConfig) -> Dataset:
-    """Returns the digits of the package, resized (bicubic) to image_size and repeated to
-    `channels`, as uint8."""
+    """Returns the digits of the package as uint8, in the size and channels of the settings."""
     with np.load(_DIGITS, allow_pickle=False) as content:
         small = content["images"]
         labels = content["labels"].astype(np.int32)
-    return arrays_dataset(
-        config, np.rint(small * (255 / _WHITE_OF_DIGITS)).astype(np.uint8), labels
-    )
+    grey = np.rint(small * (255 / _WHITE_OF_DIGITS)).astype(np.uint8)
+    return arrays_dataset(config, grey, labels)
 
 
 _CLASSES_OF_KERAS = {
@@ -189,9 +198,8 @@ def load_keras(config: TrainConfig) -> Dataset:
     """Returns the data set that `config.data` names, from Keras's cache (~/.keras/datasets) or by
     download."""
     try:
-        (images, labels), (test_images, test_labels) = getattr(
-            keras.datasets, config.data
-        ).load_data()
+        data_set = getattr(keras.datasets, config.data)
+        (images, labels), (test_images, test_labels) = data_set.load_data()
     except Exception as error:  # of urllib, ssl, zipfile and others
         raise UserError(
             f"data={config.data}: download failed ({reason(error)}): use --data=FOLDER with the"
@@ -220,20 +228,20 @@ def load_idx(config: TrainConfig, path: Path) -> Dataset:
     without labels."""
     if not path.is_dir():
         return arrays_dataset(config, _read_idx(path, 3), None)
-    images, test_images = (
-        file and _read_idx(file, 3) for file in (_find_idx(path, name) for name in _IDX_IMAGES)
-    )
-    labels, test_labels = (
-        file and _read_idx(file, 1) for file in (_find_idx(path, name) for name in _IDX_LABELS)
-    )
+    image_files = [_find_idx(path, name) for name in _IDX_IMAGES]
+    label_files = [_find_idx(path, name) for name in _IDX_LABELS]
+    images, test_images = (file and _read_idx(file, 3) for file in image_files)
+    labels, test_labels = (file and _read_idx(file, 1) for file in label_files)
     if images is None:
         raise UserError(f"data={path}: train-images-idx3-ubyte(.gz) not found in this folder")
     return arrays_dataset(config, images, labels, test_images, test_labels)
 
 
 def _read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
-    """Reads an idx file of unsigned bytes with this many dimensions. Raises UserError if it is not
-    one."""
+    """Reads an idx file of unsigned bytes with this many dimensions.
+
+    Raises UserError if it is not one.
+    """
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
             header = file.read(4 + 4 * dimensions)
@@ -242,9 +250,8 @@ def _read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
                     f"{path}: not an idx file of unsigned bytes in {dimensions} dimensions: its"
                     f" header is {header[:4].hex(' ')}"
                 )
-            shape = tuple(
-                int.from_bytes(header[4 + 4 * i : 8 + 4 * i], "big") for i in range(dimensions)
-            )
+            begins = range(4, 4 + 4 * dimensions, 4)
+            shape = tuple(int.from_bytes(header[begin : begin + 4], "big") for begin in begins)
             content = file.read()
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path}: cannot be read: {error}") from None
@@ -258,18 +265,18 @@ def _read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
 
 def _find_idx(folder: Path, prefix: str) -> Path | None:
     names = (prefix, prefix.replace("-", "_"))
-    return min(
-        (path for path in folder.iterdir() if path.name.startswith(names) and path.is_file()),
-        default=None,
-    )
+    paths = [path for path in folder.iterdir() if path.name.startswith(names) and path.is_file()]
+    return min(paths, default=None)
 
 
 _NPZ_NAMES = (("x_train", "images", "x"), ("y_train", "labels", "y"), ("x_test",), ("y_test",))
 
 
 def load_npz(config: TrainConfig, path: Path) -> Dataset:
-    """Returns the dataset in a .npz file. Raises UserError for pickled objects and damaged
-    files."""
+    """Returns the dataset in a .npz file.
+
+    Raises UserError for pickled objects and damaged files.
+    """
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as content:
             members = [*content.files]

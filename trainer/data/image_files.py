@@ -12,6 +12,7 @@ cannot be decoded ends the run or, with --skip_bad_images, is left out and named
 """
 
 import io
+import itertools
 import os
 import warnings
 from collections import Counter
@@ -45,7 +46,7 @@ _SUFFIXES = {
     "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
     **({"AVIF": (".avif", ".avifs")} if "avif" in features.get_supported_modules() else {}),
 }
-IMAGE_SUFFIXES = frozenset(suffix for suffixes in _SUFFIXES.values() for suffix in suffixes)
+IMAGE_SUFFIXES = frozenset(itertools.chain(*_SUFFIXES.values()))
 MOST_PIXELS = 100_000_000  # larger images are rejected as decompression bombs
 
 _MODES = {"L": "grey", "1": "black and white", "P": "palette", "RGB": "colour"}  # of Pillow
@@ -61,19 +62,20 @@ class BadImage(Exception):
 def decode(
     source: Path | bytes, size: int, channels: int
 ) -> tuple[npt.NDArray[np.uint8], list[str]]:
-    """Returns the image as (size, size, channels) uint8, and the conversions made. Raises BadImage
-    if that fails."""
+    """Returns the image as (size, size, channels) uint8, and the conversions made.
+
+    Raises BadImage if that fails.
+    """
+    file = io.BytesIO(source) if isinstance(source, bytes) else source
     try:
-        with Image.open(
-            io.BytesIO(source) if isinstance(source, bytes) else source, formats=[*_SUFFIXES]
-        ) as image:
+        with Image.open(file, formats=[*_SUFFIXES]) as image:
             width, height = image.size
             if width * height > MOST_PIXELS:
                 raise BadImage(
                     f"it has {width} x {height} pixels, more than {MOST_PIXELS:,}: a decompression"
                     " bomb?"
                 )
-            # a JPEG is decoded at low resolution
+            # A JPEG is decoded at low resolution if that suffices.
             image.draft("RGB" if channels == 3 else "L", (2 * size, 2 * size))
             rawmode = image.tile[0][3] if image.tile else None
             image.load()
@@ -82,12 +84,16 @@ def decode(
                 raise BadImage(
                     "it has 16 bits and a transparent colour or level: convert it to 8 bits"
                 )
+
+            # Photos are turned as their camera was held.
             upright: Image.Image = image
             if image.getexif().get(_ORIENTATION, 1) not in (0, 1):
                 upright = ImageOps.exif_transpose(image)
                 converted.append("orientation")
+
+            # Levels of 16 bits are scaled to 8 bits.
             plain = upright
-            if upright.mode in _DEEP_GREY:  # 16 bits per pixel become 8
+            if upright.mode in _DEEP_GREY:
                 tags = getattr(image, "tag_v2", {})  # of a TIFF file
                 if upright.mode == "F" or (tags and upright.mode == "I"):
                     raise BadImage(
@@ -96,16 +102,18 @@ def decode(
                     )
                 bits = tags.get(_BITS_PER_SAMPLE, (16,))[0]
                 converted.append(f"{bits} bits to 8")
-                plain = Image.fromarray(
-                    np.rint(np.asarray(upright) * (255 / (2**bits - 1))).astype(np.uint8)
-                )
+                levels = np.rint(np.asarray(upright) * (255 / (2**bits - 1)))
+                plain = Image.fromarray(levels.astype(np.uint8))
+
+            # Transparent pixels show a white ground.
             if "transparency" in plain.info or plain.mode in ("RGBA", "LA", "PA", "RGBa", "La"):
                 converted.append("transparency over white")
                 layer = plain.convert("RGBA")
                 opaque = "L" if plain.mode in ("L", "LA", "1") else "RGB"
-                plain = Image.alpha_composite(
-                    Image.new("RGBA", layer.size, "white"), layer
-                ).convert(opaque)
+                white = Image.new("RGBA", layer.size, "white")
+                plain = Image.alpha_composite(white, layer).convert(opaque)
+
+            # Colours and size are those of the settings.
             mode = "RGB" if channels == 3 else "L"
             if plain.mode != mode:
                 converted.append(f"{_MODES.get(plain.mode, plain.mode)} to {_MODES[mode]}")
@@ -121,14 +129,16 @@ def decode(
         raise BadImage(reason(error)) from error
 
 
-# images that a thread takes at a time: taking a task costs as much as decoding a tiny image
+# A thread takes so many images at a time: taking a task costs as much as decoding a tiny image.
 _CHUNK = 16
 
 
 @dataclass
 class DecodingReport:
-    """Collects the files that could not be decoded, and counts conversions and files left out, over
-    all splits."""
+    """Collects the files of all splits that could not be decoded.
+
+    It also counts conversions, and files that are left out.
+    """
 
     files: list[tuple[Path, str]] = field(default_factory=list)
     converted: Counter[str] = field(default_factory=Counter)
@@ -147,10 +157,9 @@ class DecodingReport:
 
 @dataclass(frozen=True)
 class Encoded:
-    """Holds the images of one split as files, or as the bytes of records, with their `names` for
-    messages.
+    """Holds the images of one split as files, or as the bytes of records.
 
-    left_out: the number of files that are no images, by suffix.
+    names: what messages call them; left_out: the number of files that are no images, by suffix.
     """
 
     sources: Sequence[Path | bytes]
@@ -161,18 +170,17 @@ class Encoded:
 
     def parts(self, size: int) -> "list[Encoded]":
         """Returns the images in parts of `size`."""
-        return [
-            Encoded(
-                self.sources[at : at + size],
-                self.labels and self.labels[at : at + size],
-                self.class_names,
-            )
-            for at in range(0, len(self.sources), size)
-        ]
+        parts: list[Encoded] = []
+        for begin in range(0, len(self.sources), size):
+            labels = self.labels and self.labels[begin : begin + size]
+            parts.append(Encoded(self.sources[begin : begin + size], labels, self.class_names))
+        return parts
 
     def decode(self, config: TrainConfig, bad: DecodingReport) -> Arrays | None:
-        """Decodes the images on all cores, in their order, without the bad ones; returns None if
-        all are bad."""
+        """Decodes the images on all cores, in their order, without the bad ones.
+
+        Returns None if all are bad.
+        """
         shape = config.image_size, config.image_size, config.channels
         images = np.empty((len(self.sources), *shape), np.uint8)
 
@@ -185,9 +193,12 @@ class Encoded:
                 return error
             return converted
 
+        # Pillow releases the interpreter's lock, so that threads decode on all cores.
         with warnings.catch_warnings(), ThreadPool() as pool:
             warnings.simplefilter("ignore")  # `decode` rejects or converts what Pillow warns about
-            outcomes = pool.map(decode_at, range(len(images)), _CHUNK)  # Pillow releases the GIL
+            outcomes = pool.map(decode_at, range(len(images)), _CHUNK)
+
+        # The report names the bad images, and the others stay.
         good = []
         for position, outcome in enumerate(outcomes):
             if isinstance(outcome, BadImage):
@@ -197,11 +208,9 @@ class Encoded:
                 good.append(position)
         if not good:
             return None
-        labels = (
-            None
-            if self.labels is None
-            else checked_labels(np.array(self.labels)[good], f"data={config.data}")
-        )
+        labels = None
+        if self.labels is not None:
+            labels = checked_labels(np.array(self.labels)[good], f"data={config.data}")
         return Arrays(images if len(good) == len(images) else images[good], labels)
 
 
@@ -226,10 +235,10 @@ def encoded_dataset(config: TrainConfig, train: Encoded, evaluation: Encoded | N
 
 
 def refuse_or_skip(config: TrainConfig, bad: DecodingReport) -> None:
-    """Raises UserError naming the first ten files that cannot be decoded; with --skip_bad_images,
-    logs each of them.
+    """Raises UserError naming the first ten files that cannot be decoded.
 
-    Also logs which files were left out and which conversions were made.
+    With --skip_bad_images, logs each of them. Also logs which files were left out and which
+    conversions were made.
     """
     if bad.left_out:
         log.warning(
@@ -252,8 +261,7 @@ def refuse_or_skip(config: TrainConfig, bad: DecodingReport) -> None:
 def refuse_empty_classes(
     config: TrainConfig, class_names: Sequence[str], present: Container[int]
 ) -> None:
-    """Raises UserError for the first class whose number is not among the labels `present` for
-    training."""
+    """Raises UserError for the first class whose number is not among the labels `present`."""
     for number, name in enumerate(class_names):
         if number not in present:
             raise UserError(
@@ -274,26 +282,28 @@ _SYSTEM_FILES = frozenset({".ds_store", "thumbs.db", "desktop.ini", "__macosx", 
 
 
 def find_images(path: Path) -> tuple[Encoded, Encoded | None]:
-    """Finds the training and the evaluation files below `path`, by name. Raises UserError if there
-    are none."""
+    """Finds the training and the evaluation files below `path`, by name.
+
+    Raises UserError if there are none.
+    """
     children = _children(path)
     below = {child.name.lower(): Path(child.path) for child in children if child.is_dir()}
     train = next((below[name] for name in _TRAIN_FOLDERS if name in below), path)
     splits = [_images_in(train, None)]
     if train is not path:
-        # `train` may be a class, if folders beside it contain images too
+        # `train` may be a class, if folders beside it contain images too.
         for name, folder in below.items():
-            if name not in _TRAIN_FOLDERS + _EVALUATION_FOLDERS and _images_below(
-                folder, Counter(), set()
-            ):
+            is_split = name in _TRAIN_FOLDERS + _EVALUATION_FOLDERS
+            if not is_split and _images_below(folder, Counter(), set()):
                 raise UserError(
                     f"data={path}: {train.name} would be the training part, but {folder.name}"
                     f" beside it contains images too: if {train.name} is a class, move all class"
                     f" folders into one folder train; otherwise move {folder.name} elsewhere"
                 )
-        splits[0].left_out.update(
-            f"{_kind(child)} beside {train.name}" for child in children if not child.is_dir()
-        )
+
+        # Files beside it are left out, and the first folder for evaluation is taken.
+        files = [child for child in children if not child.is_dir()]
+        splits[0].left_out.update(f"{_kind(file)} beside {train.name}" for file in files)
         evaluation = [below[name] for name in _EVALUATION_FOLDERS if name in below]
         splits += [_images_in(folder, splits[0].class_names) for folder in evaluation[:1]]
     if not splits[0].sources:
@@ -306,17 +316,16 @@ def find_images(path: Path) -> tuple[Encoded, Encoded | None]:
 
 
 def _images_in(path: Path, class_names: tuple[str, ...] | None) -> Encoded:
-    """Returns the images of class folders, if there are any with images, or of a flat folder
-    without labels."""
+    """Returns the images of class folders, if any has images, or of a flat folder, unlabelled."""
     others: Counter[str] = Counter()
     children = _children(path)
-    flat = [
-        Path(child.path) for child in children if not child.is_dir() and _is_image(child, others)
-    ]
-    # files that are no images
-    left_out = {Path(child.path): Counter[str]() for child in children if child.is_dir()}
-    classes = {child: _images_below(child, counts, set()) for child, counts in left_out.items()}
-    others.update(sum(left_out.values(), Counter()))
+    files = [child for child in children if not child.is_dir()]
+    flat = [Path(file.path) for file in files if _is_image(file, others)]
+
+    # Other files are counted by class, so that an empty class can be explained.
+    counts = {Path(child.path): Counter[str]() for child in children if child.is_dir()}
+    classes = {child: _images_below(child, count, set()) for child, count in counts.items()}
+    others.update(sum(counts.values(), Counter()))
     with_images = [child for child in classes if classes[child]]
     if flat and with_images:
         raise UserError(
@@ -328,23 +337,26 @@ def _images_in(path: Path, class_names: tuple[str, ...] | None) -> Encoded:
     if empty := next((child for child in classes if not classes[child]), None):
         raise UserError(
             f"data={path}: class {empty.name} would have no image"
-            f" ({counted(left_out[empty]) or 'it is empty'}): convert its files, or move the folder"
+            f" ({counted(counts[empty]) or 'it is empty'}): convert its files, or move the folder"
             " elsewhere"
         )
+
+    # A class is numbered by its place among those of training.
     names = tuple(child.name for child in classes) if class_names is None else class_names
     if unknown := [child.name for child in classes if child.name not in names]:
         raise UserError(
             f"data={path}: class {unknown[0]} is not one of the training classes {', '.join(names)}"
         )
-    labels = [names.index(child.name) for child, files in classes.items() for _ in files]
-    return Encoded(
-        [file for files in classes.values() for file in files], labels, names, left_out=others
-    )
+    images: list[Path] = []
+    labels: list[int] = []
+    for child, paths in classes.items():
+        images += paths
+        labels += [names.index(child.name)] * len(paths)
+    return Encoded(images, labels, names, left_out=others)
 
 
 def _children(path: Path) -> list[os.DirEntry[str]]:
-    """Returns the entries of a folder, sorted by name, without hidden folders and files of
-    operating systems."""
+    """Returns the entries of a folder by name, without hidden folders and system files."""
     try:
         with os.scandir(path) as entries:
             children = sorted(entries, key=lambda entry: entry.name)
@@ -393,68 +405,61 @@ _EVALUATION_FILES = ("val", "test")
 
 def is_tfrecord(path: Path) -> bool:
     """Returns whether `path` is a TFRecord file, or a folder with such files."""
-    names = (
-        file.name.lower().removesuffix(".gz")
-        for file in (path.iterdir() if path.is_dir() else [path])
-    )
+    files = path.iterdir() if path.is_dir() else [path]
+    names = (file.name.lower().removesuffix(".gz") for file in files)
     return any(name.endswith(TFRECORD_SUFFIXES) or ".tfrecord-" in name for name in names)
 
 
 def load_tfrecord(config: TrainConfig, path: Path) -> Dataset:
-    """Returns the dataset of all records; in a folder, files named val* or test* are for
-    evaluation."""
+    """Returns the dataset of all records.
+
+    In a folder, files named val* or test* are for evaluation.
+    """
     files, evaluation = find_records(path)
-    held_out = read_records(config, evaluation) if evaluation else None
-    return encoded_dataset(config, read_records(config, files), held_out)
+    holdout = read_records(config, evaluation) if evaluation else None
+    return encoded_dataset(config, read_records(config, files), holdout)
 
 
 def find_records(path: Path) -> tuple[list[Path], list[Path]]:
     """Returns the files for training and those for evaluation."""
-    files = (
-        sorted(file for file in path.iterdir() if file.is_file() and is_tfrecord(file))
-        if path.is_dir()
-        else [path]
-    )
+    files = [path]
+    if path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.is_file() and is_tfrecord(file))
     holdout = [file for file in files if file.name.lower().startswith(_EVALUATION_FILES)]
     return [file for file in files if file not in holdout], holdout
 
 
 def read_records(config: TrainConfig, files: list[Path]) -> Encoded:
-    """Returns the images and labels of all records of `files`. Raises UserError for a damaged
-    file."""
+    """Returns the images and labels of all records of `files`.
+
+    Raises UserError for a damaged file.
+    """
     images = list[bytes]()
     labels = list[int | None]()
     names = list[Path]()
     for file in files:
         try:
-            records = tf.data.TFRecordDataset(
-                str(file), compression_type="GZIP" if file.suffix == ".gz" else ""
-            )
+            compression = "GZIP" if file.suffix == ".gz" else ""
+            records = tf.data.TFRecordDataset(str(file), compression_type=compression)
             for number, record in enumerate(records):
                 feature = tf.train.Example.FromString(record.numpy()).features.feature
-                image = [
-                    value
-                    for key in _IMAGE_KEYS
-                    if key in feature
-                    for value in feature[key].bytes_list.value
-                ]
+                image: list[bytes] = []
+                for key in _IMAGE_KEYS:
+                    image += feature[key].bytes_list.value if key in feature else ()
                 if not image:
                     raise UserError(
                         f"{file}: a record without image bytes ({' or '.join(_IMAGE_KEYS)}): it has"
                         f" {[*feature][:20]}"
                     )
-                label = [
-                    value
-                    for key in _LABEL_KEYS
-                    if key in feature
-                    for value in feature[key].int64_list.value
-                ]
+                label: list[int] = []
+                for key in _LABEL_KEYS:
+                    label += feature[key].int64_list.value if key in feature else ()
                 images.append(image[0])
                 labels.append(label[0] if label else None)
                 names.append(Path(f"{file}#{number}"))
         except UserError:
             raise
-        # TensorFlow's DataLossError for a damaged record, protobuf's DecodeError
+        # TensorFlow raises DataLossError for a damaged record, and protobuf DecodeError.
         except Exception as error:
             raise UserError(
                 f"{file}: damaged, or not a TFRecord file: {reason(error)}: copy it again, or end"

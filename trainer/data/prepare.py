@@ -1,8 +1,8 @@
-"""Converts any source to .npy pieces: `python -m trainer.data.prepare SRC DST --image_size=64
+"""Converts any source to .npy shards: `python -m trainer.data.prepare SRC DST --image_size=64
 --channels=3`.
 
-It decodes once what every run would decode again, with one piece of an image folder or of TFRecord
-files in memory at a time. After an interruption, the same command starts anew; `pieces.py` reads
+It decodes once what every run would decode again, with one shard of an image folder or of TFRecord
+files in memory at a time. After an interruption, the same command starts anew; `shards.py` reads
 the result.
 """
 
@@ -54,7 +54,7 @@ with quiet_start():
         refuse_or_skip,
     )
     from trainer.data.order import RowNumbers
-    from trainer.data.pieces import FORMAT, INDEX, LABEL, SPLITS, open_split, read_index
+    from trainer.data.shards import FORMAT, INDEX, LABEL, SPLITS, open_split, read_index
 
 _SETTINGS = (
     "image_size",
@@ -64,35 +64,36 @@ _SETTINGS = (
     "seed",
     "cache_dir",
 )
-_PIECE_BYTES = 64 * 2**20  # of the images of a piece
-# decodes a piece; returns None if none of its images can be decoded
-Piece = Callable[[DecodingReport], Arrays | None]
+_SHARD_BYTES = 64 * 2**20  # of the images of a shard
+# A function decodes a shard, and returns None if none of its images can be decoded.
+Shard = Callable[[DecodingReport], Arrays | None]
 
 
 @dataclass(frozen=True)
 class Source:
-    """Holds the pieces of each split, and a fingerprint of everything that would change a piece."""
+    """Holds the shards of each split, and a fingerprint of everything that would change a shard."""
 
-    splits: Mapping[str, Sequence[Piece]]
+    splits: Mapping[str, Sequence[Shard]]
     class_names: tuple[str, ...]  # empty: classes are called by their numbers
     left_out: Counter[str]  # number of files that are no images, by suffix
     fingerprint: str
 
 
-def source_of(config: TrainConfig, per_piece: int) -> Source:
-    """Divides `config.data` into pieces of `per_piece` images; TFRecord files into one piece
-    each."""
+def source_of(config: TrainConfig, per_shard: int) -> Source:
+    """Divides `config.data` into shards of `per_shard` images.
+
+    Each TFRecord file is one shard.
+    """
     content = files_of(config)  # before they are read: they may change meanwhile
-    kind, path = (
-        ("", Path())
-        if is_named(config.data)
-        else sources.kind_and_path(config.data, config.cache_dir)
-    )
+    kind = ""
+    path = Path()
+    if not is_named(config.data):
+        kind, path = sources.kind_and_path(config.data, config.cache_dir)
     class_names: tuple[str, ...] = ()
     left_out: Counter[str] = Counter()
-    splits: list[list[Piece]] = []
+    splits: list[list[Shard]] = []
     with naming(path, parse(split_kind(config.data)[1], "SRC")):
-        # a file's records are counted when it is read
+        # The records of a file are counted when it is read.
         if kind == "tfrecord" and not config.evaluation_fraction:
 
             def decoded(file: Path, report: DecodingReport) -> Arrays | None:
@@ -101,21 +102,19 @@ def source_of(config: TrainConfig, per_piece: int) -> Source:
             splits = [[partial(decoded, file) for file in files] for files in find_records(path)]
         elif kind == "folder" and not config.evaluation_fraction:
             folders = [split for split in find_images(path) if split]
-            splits = [
-                [partial(part.decode, config) for part in split.parts(per_piece)]
-                for split in folders
-            ]
+            for folder in folders:
+                splits.append([partial(part.decode, config) for part in folder.parts(per_shard)])
             class_names = folders[0].class_names
             left_out = sum((split.left_out for split in folders), left_out)
-        else:  # loaded as a whole; a built-in source or a function may change without a file
-            # before the user's function is imported, as in each command
+        # Other data are loaded as a whole. Their content is compared too, as a built-in source or a
+        # function may change without a file.
+        else:
             keras.utils.set_random_seed(config.seed)
             dataset = sources.load_dataset(config)
             for split in SPLITS[: 1 + bool(dataset.evaluation)]:
                 examples = dataset.images(split)
-                blocks = np.split(
-                    np.arange(examples.count), range(per_piece, examples.count, per_piece)
-                )
+                bounds = range(per_shard, examples.count, per_shard)
+                blocks = np.split(np.arange(examples.count), bounds)
 
                 def gathered(examples: Examples, rows: RowNumbers, _: DecodingReport) -> Arrays:
                     return Arrays(*as_numpy(examples.gather(rows)))
@@ -123,40 +122,43 @@ def source_of(config: TrainConfig, per_piece: int) -> Source:
                 splits.append([partial(gathered, examples, rows) for rows in blocks])
             class_names = dataset.class_names
             content = content or content_of(dataset, rows=True)
+
+    # Whatever would change a shard is part of the fingerprint.
     settings = (
         config.data,
         config.image_size,
         config.channels,
         config.evaluation_fraction,
         config.seed,
-        per_piece,
+        per_shard,
     )
-    fingerprint = hashlib.sha256(
-        json.dumps([*settings, content], sort_keys=True).encode()
-    ).hexdigest()
+    text = json.dumps([*settings, content], sort_keys=True)
+    fingerprint = hashlib.sha256(text.encode()).hexdigest()
     return Source(dict(zip(SPLITS, splits, strict=False)), class_names, left_out, fingerprint)
 
 
-def write_pieces(
+def write_shards(
     config: TrainConfig,
     folder: Path,
-    on_piece: Callable[[int, int], None] = lambda done, total: None,
+    on_shard: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
-    """Writes the pieces, and pieces.json at the end; returns its content. Calls `on_piece(done,
-    total)`.
+    """Writes the shards, and pieces.json at the end.
 
-    Raises UserError if the source cannot be read, or has images that cannot be decoded and must not
-    be skipped.
+    Returns its content. Calls `on_shard(done, total)`. Raises UserError if the source cannot be
+    read, or has images that cannot be decoded and must not be skipped.
     """
+    # A folder that is prepared already from the same source is left as it is.
     make_writable(folder, "DST")
-    source = source_of(config, max(1, _PIECE_BYTES // (config.image_size**2 * config.channels)))
+    source = source_of(config, max(1, _SHARD_BYTES // (config.image_size**2 * config.channels)))
     if (folder / INDEX).exists():
         before = read_index(folder)
         if before.get("fingerprint") == source.fingerprint:
             return before
         raise UserError(
-            f"{folder} contains pieces of other data or settings: use another folder, or remove it"
+            f"{folder} contains shards of other data or settings: use another folder, or remove it"
         )
+
+    # Each shard is written as a whole, with its checksums.
     index: dict[str, Any] = {
         "format": FORMAT,
         "source": config.data,
@@ -166,14 +168,12 @@ def write_pieces(
         "splits": {split: [] for split in source.splits},
     }
     report = DecodingReport(left_out=source.left_out)
-    pieces = [
-        (split, number, piece)
-        for split in source.splits
-        for number, piece in enumerate(source.splits[split])
-    ]
-    for done, (split, number, piece) in enumerate(pieces, 1):
+    shards: list[tuple[str, int, Shard]] = []
+    for split, of_split in source.splits.items():
+        shards += [(split, number, shard) for number, shard in enumerate(of_split)]
+    for done, (split, number, shard) in enumerate(shards, 1):
         files = {}
-        images = piece(report)
+        images = shard(report)
         for part, array in zip("xy", images.arrays if images else (), strict=False):
             content = io.BytesIO()
             file = f"{split}-{number:05d}.{part}.npy"
@@ -181,7 +181,9 @@ def write_pieces(
             write_whole(folder / file, content.getvalue())
             files[file] = hashlib.sha256(content.getbuffer()).hexdigest()
         index["splits"][split].append({"examples": images.count if images else 0, "files": files})
-        on_piece(done, len(pieces))
+        on_shard(done, len(shards))
+
+    # The index comes last, so that a folder without one is not finished.
     refuse_or_skip(config, report)
     train, evaluation = (open_split(folder, index, split) for split in SPLITS)
     if train is None:
@@ -189,9 +191,8 @@ def write_pieces(
     if train.targets is not None:
         refuse_empty_classes(config, source.class_names, set(np.unique(train.targets).tolist()))
     labels = [rows.targets for rows in (train, evaluation) if rows and rows.targets is not None]
-    index["class_names"] = source.class_names or numbered_classes(
-        int(of_split.max()) for of_split in labels
-    )
+    largest = [int(numbers.max()) for numbers in labels]
+    index["class_names"] = source.class_names or numbered_classes(largest)
     index |= report.notes
     write_whole(folder / INDEX, json.dumps(index, indent=1) + "\n")
     return index
@@ -209,7 +210,7 @@ class PrepareOptions:
     source: str = setting(
         meaning="a folder, a file or a name, as for --data", metavar="SRC", positional=True
     )
-    destination: str = setting(meaning="the folder for the pieces", metavar="DST", positional=True)
+    destination: str = setting(meaning="the folder for the shards", metavar="DST", positional=True)
     verbose: bool = VERBOSE
 
 
@@ -222,28 +223,26 @@ def main(arguments: Sequence[str]) -> int:
     options = read_options(PrepareOptions, texts, USAGE)
     set_verbose(options.verbose)
     settings = {name: text for name, text in texts.items() if name in _SETTINGS}
-    config = Overrides.read(
-        {"global_batch_size": 1, "model": "any:model", "data": options.source, **settings}
-    ).resolve()
+    values = {"global_batch_size": 1, "model": "any:model", "data": options.source, **settings}
+    config = Overrides.read(values).resolve()
     if address := output_address(options.destination, "DST"):
         raise UserError(
-            f"DST={options.destination}: must be a local folder: prepare into one, as pieces, and"
-            f" then copy it: gcloud storage cp -r pieces {address}"
+            f"DST={options.destination}: must be a local folder: prepare into one, as shards, and"
+            f" then copy it: gcloud storage cp -r shards {address}"
         )
     with closing(ProgressBar("text", "bar", "count", "left", text="prepare")) as bar:
         folder = expanded(options.destination)
-        index = write_pieces(
+        index = write_shards(
             config, folder, lambda done, total: bar.update(completed=done, total=total)
         )
-    counts = {
-        split: sum(entry["examples"] for entry in entries)
-        for split, entries in index["splits"].items()
-    }
-    shown = ", ".join(f"{count:,} {split}" for split, count in counts.items() if count)
-    log.info(
-        f"{options.destination}: {shown}, {'x'.join(map(str, index['image_shape']))} (height x"
-        " width x channels)"
-    )
+
+    # The last line says what the folder holds.
+    words: list[str] = []
+    for split, entries in index["splits"].items():
+        if count := sum(entry["examples"] for entry in entries):
+            words.append(f"{count:,} {split}")
+    shape = "x".join(map(str, index["image_shape"]))
+    log.info(f"{options.destination}: {', '.join(words)}, {shape} (height x width x channels)")
     return DONE
 
 

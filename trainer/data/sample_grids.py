@@ -33,11 +33,12 @@ def to_uint8(images: Any) -> Any:
 
 
 def noise(seed: int, count: int, latent_dim: int, dtype: Any = tf.float32) -> Any:
-    """Returns the fixed noise of sample grids: (count, latent_dim), a function of seed, row and
-    column only."""
-    return tf.cast(
-        tf.random.stateless_normal((count, latent_dim), seed=(seed, 0x5EED), alg="philox"), dtype
-    )
+    """Returns the fixed noise of sample grids, (count, latent_dim).
+
+    It is a function of seed, row and column only.
+    """
+    shape = (count, latent_dim)
+    return tf.cast(tf.random.stateless_normal(shape, seed=(seed, 0x5EED), alg="philox"), dtype)
 
 
 def noise_and_labels(
@@ -55,8 +56,10 @@ def noise_and_labels(
 def sample_grid(
     generate: Callable[..., Any], seed: int, latent_dim: int, classes: int, dtype: Any
 ) -> UInt8Array:
-    """Returns a grid of the images that a model's `sample` makes from fixed noise; with classes, a
-    row for each."""
+    """Returns a grid of the images that a model's `sample` makes from fixed noise.
+
+    With classes it has a row for each.
+    """
     if not classes:
         return grid(as_uint8(generate(noise(seed, _SAMPLES, latent_dim, dtype))))
     inputs = noise_and_labels(seed, _COLUMNS, range(min(classes, _MOST_CLASSES)), latent_dim, dtype)
@@ -64,8 +67,10 @@ def sample_grid(
 
 
 def as_uint8(images: Any) -> UInt8Array:
-    """Returns the images that a model's `sample` returned as an array. Raises UserError if they are
-    no images."""
+    """Returns the images that a model's `sample` returned as an array.
+
+    Raises UserError if they are no images.
+    """
     array = np.asarray(images)
     if array.dtype != np.uint8 or array.ndim != 4 or array.shape[-1] not in (1, 3):
         raise UserError(

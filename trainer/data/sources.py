@@ -17,7 +17,7 @@ from trainer.base.settings.own_settings import is_named
 from trainer.base.settings.train_config import DATA_SOURCES, TrainConfig, split_kind
 from trainer.base.storage import parse
 from trainer.base.storage.staging import naming, stage
-from trainer.data import image_arrays, image_files, pieces
+from trainer.data import image_arrays, image_files, shards
 from trainer.data.dataset import Dataset
 from trainer.data.examples import Arrays
 from trainer.data.image_arrays import MOST_CLASSES, checked_labels, numbered_classes
@@ -28,7 +28,7 @@ LOADERS: dict[str, Callable[[TrainConfig, Path], Dataset]] = {
     "idx": image_arrays.load_idx,
     "npz": image_arrays.load_npz,
     "tfrecord": image_files.load_tfrecord,
-    "shards": pieces.load,
+    "shards": shards.load,
     "folder": lambda config, path: image_files.encoded_dataset(
         config, *image_files.find_images(path)
     ),
@@ -36,11 +36,12 @@ LOADERS: dict[str, Callable[[TrainConfig, Path], Dataset]] = {
 
 
 def load_dataset(config: TrainConfig, *, trains: bool = True) -> Dataset:
-    """Loads the dataset of `config.data`. Raises UserError if it cannot be read or does not fit the
-    settings.
+    """Loads the dataset of `config.data`.
 
+    Raises UserError if it cannot be read or does not fit the settings.
     trains: whether it will be trained on, for which at least one global batch of rows is needed.
     """
+    # A name stands for a function, and all else for files.
     data = config.data
     try:
         if is_named(data):
@@ -81,14 +82,14 @@ def load_dataset(config: TrainConfig, *, trains: bool = True) -> Dataset:
             " drop it, prepare the data anew with it, or give the rows as third argument:"
             " Dataset(name, training, evaluation)"
         )
+
     # Labels in memory become int32, and classes without names are called by their numbers.
     largest = []
     parts = list[Any]((dataset.train, dataset.evaluation))
     for place, part in enumerate(parts):
         if isinstance(part, Arrays) and part.labels is not None:
-            labels = checked_labels(
-                part.labels, f"data={config.data}", len(dataset.class_names) or MOST_CLASSES
-            )
+            most = len(dataset.class_names) or MOST_CLASSES
+            labels = checked_labels(part.labels, f"data={config.data}", most)
             largest.append(int(labels.max()))
             parts[place] = part if labels is part.labels else Arrays(part.images, labels)
     names = dataset.class_names or numbered_classes(largest)
@@ -96,10 +97,9 @@ def load_dataset(config: TrainConfig, *, trains: bool = True) -> Dataset:
 
 
 def kind_and_path(data: str, cache_dir: str = "") -> tuple[str, Path]:
-    """Returns the kind, named in `kind:path` or recognised from the files, and the path. Raises
-    UserError if missing.
+    """Returns the kind, named in `kind:path` or recognised from the files, and the path.
 
-    An address in Cloud Storage is downloaded to `cache_dir` first.
+    Raises UserError if missing. An address in Cloud Storage is downloaded to `cache_dir` first.
     """
     kind, location = split_kind(data)
     path = stage(location, "data", cache_dir)
@@ -114,9 +114,11 @@ def kind_and_path(data: str, cache_dir: str = "") -> tuple[str, Path]:
             f"data={data}: path not found{nearest(data, DATA_SOURCES)} Known names:"
             f" {', '.join(DATA_SOURCES)}"
         )
-    recognised = {  # from the narrowest sign to the widest
+
+    # A kind is recognised by its signs, from the narrowest to the widest.
+    recognised = {
         "npz": path.suffix == ".npz",
-        "shards": (path / pieces.INDEX).is_file(),
+        "shards": (path / shards.INDEX).is_file(),
         "tfrecord": image_files.is_tfrecord(path),
         "idx": image_arrays.is_idx(path),
         "folder": path.is_dir(),

@@ -48,8 +48,10 @@ _KINDS = (
 
 
 def item_of(source: Any, number: int, name: str) -> Parts:
-    """Returns the parts of an item of a user's object as arrays. Raises UserError, naming the item,
-    if it fails."""
+    """Returns the parts of an item of a user's object as arrays.
+
+    Raises UserError, naming the item, if it fails.
+    """
     try:
         item = source[number]
     except Exception as error:
@@ -63,8 +65,10 @@ def item_of(source: Any, number: int, name: str) -> Parts:
 
 
 class _Items(Examples):
-    """Reads items of a user's object: x, (x, y) or (x, y, sample_weight). `kind` names an item in
-    errors."""
+    """Reads items of a user's object: x, (x, y) or (x, y, sample_weight).
+
+    `kind` names an item in errors.
+    """
 
     kind = ""
 
@@ -76,14 +80,15 @@ class _Items(Examples):
         specs = tf.nest.flatten(self.spec)
         leaves = [unfilled((rows.size, *spec.shape), spec.dtype.as_numpy_dtype) for spec in specs]
         self._fill(leaves, rows.ravel())
-        shaped = [
-            leaf.reshape(*rows.shape, *spec.shape) for leaf, spec in zip(leaves, specs, strict=True)
-        ]
+        pairs = zip(leaves, specs, strict=True)
+        shaped = [leaf.reshape(*rows.shape, *spec.shape) for leaf, spec in pairs]
         return tf.nest.pack_sequence_as(self.spec, shaped)
 
     def _fill(self, leaves: list[Array], rows: RowNumbers) -> None:
-        """Copies the rows, (n,), into `leaves`, (n, …) each; np.array(list) would take seven times
-        as long."""
+        """Copies the rows, (n,), into `leaves`, (n, …) each.
+
+        `np.array(list)` would take seven times as long.
+        """
         raise NotImplementedError
 
     def _example(self, number: int) -> Parts:
@@ -92,10 +97,9 @@ class _Items(Examples):
 
 
 class RandomAccess(_Items):
-    """Reads an example at a time from any object with `__len__` and `__getitem__(int)`, as
-    PyTorch's data sets have.
+    """Reads an example at a time from any object with `__len__` and `__getitem__(int)`.
 
-    Several threads read at once, each the rows of one step.
+    PyTorch's data sets have both. Several threads read at once, each the rows of one step.
     """
 
     kind = "example"
@@ -109,7 +113,7 @@ class RandomAccess(_Items):
             raise UserError(f"{origin}: it has no examples: its length is 0")
         first = self._example(0)
         self.spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), first)
-        # quick to compare
+        # Shapes and types are compared for each example, and these are quick to compare.
         self._leaf_kinds = [(leaf.shape, leaf.dtype) for leaf in tf.nest.flatten(first)]
 
     def _fill(self, leaves: list[Array], rows: RowNumbers) -> None:
@@ -161,11 +165,8 @@ class NumberedBatches(_Items):
             self.on_epoch_begin()
             self._epochs_begun += 1
         batches, places = np.divmod(positions, self.batch_size)
-        return (
-            shuffled(batches, self.count // self.batch_size, seed, "batches", passes)
-            * self.batch_size
-            + places
-        )
+        whole = self.count // self.batch_size
+        return shuffled(batches, whole, seed, "batches", passes) * self.batch_size + places
 
     def on_epoch_begin(self) -> None:
         self._source.on_epoch_begin()
@@ -193,9 +194,9 @@ class NumberedBatches(_Items):
 def own_dataset(
     config: TrainConfig, function: Callable[[TrainConfig], Any], *, trains: bool = True
 ) -> Dataset:
-    """Calls the user's data function and makes a dataset of what it returns. Raises UserError if
-    that is no data.
+    """Calls the user's data function and makes a dataset of what it returns.
 
+    Raises UserError if that is no data.
     trains: whether it will be trained on, for which batches must have the run's size; otherwise
         every row is kept. Images for a built-in model are resized and converted as those of any
         source; all other data stay as they are. Raises UserError also if two readings of the first
@@ -210,13 +211,16 @@ def own_dataset(
                     " class from Examples of trainer.data.dataset, or use Arrays or NestedArrays"
                 )
         return replace(returned, drawn=_differs(returned.train, returned.train.first))
+
+    # A built-in model takes arrays of images in its own size.
     train, evaluation = _pair(returned)
     if config.model in MODELS and isinstance(train, tuple) and is_array(train[0]):
-        # Images and labels for training, then for evaluation.
         parts = [*train, *(None,) * (2 - len(train)), *(evaluation or (None, None))]
         if len(parts) == 4:
             return arrays_dataset(config, *parts)
-    trains = trains or evaluation is not None  # other commands then use the second part
+
+    # All other data stay as they are. A command that does not train uses the second part, if any.
+    trains = trains or evaluation is not None
     training = _examples(config, train, trains=trains)
     holdout = None if evaluation is None else _examples(config, evaluation, trains=False)
     if holdout is None and config.evaluation_fraction:
@@ -235,11 +239,11 @@ def own_dataset(
     dataset = Dataset(config.data, training, holdout)
     if not isinstance(training, InSequence):
         return replace(dataset, drawn=_differs(training, training.first))
-    cut = (
-        f", its batches cut anew into global_batch_size={config.global_batch_size}"
-        if training.batched
-        else ""
-    )
+
+    # A tf.data.Dataset is made anew for each reading, which must give the same rows.
+    batches = ""
+    if training.batched:
+        batches = f", its batches cut anew into global_batch_size={config.global_batch_size}"
     with dataset.reading():
         training.anew = lambda: _examples(config, _pair(function(config))[0], trains=trains)
         again: Any = training.anew()
@@ -250,11 +254,11 @@ def own_dataset(
                 " random in it (augmentation belongs into the model, or --augment), or a resumed"
                 " run and other workers would train on other numbers"
             )
-        # the count comes last, because counting the rows of batches shuffles them once more
+        # The count comes last, because counting the rows of batches shuffles them once more.
         log.info(
             f"data={config.data}: a tf.data.Dataset, of {training.count:,} examples, is read in its"
-            f" own order{cut}, by every worker from its start: a run that resumes at step N first"
-            " reads and drops N steps"
+            f" own order{batches}, by every worker from its start: a run that resumes at step N"
+            " first reads and drops N steps"
         )
         # After a `shuffle` that differs each time, `take` and `skip` would evaluate rows that
         # another epoch trains on.
@@ -268,26 +272,25 @@ def own_dataset(
 
 
 def _differs(examples: AnyExamples, read_again: Callable[[int], Any]) -> bool:
-    """Returns whether two readings of the first rows differ; a resumed run would then train on
-    other numbers."""
+    """Returns whether two readings of the first rows differ.
+
+    A resumed run would then train on other numbers.
+    """
     if examples.arrays:
         return False
-    pairs = zip(
-        tf.nest.flatten(examples.first(HEAD_ROWS)),
-        tf.nest.flatten(read_again(HEAD_ROWS)),
-        strict=True,
-    )
-    return not all(
-        np.array_equal(first, second, equal_nan=first.dtype.kind == "f") for first, second in pairs
-    )
+    earlier = tf.nest.flatten(examples.first(HEAD_ROWS))
+    later = tf.nest.flatten(read_again(HEAD_ROWS))
+    for first, second in zip(earlier, later, strict=True):
+        if not np.array_equal(first, second, equal_nan=first.dtype.kind == "f"):
+            return True
+    return False
 
 
 def _pair(returned: Any) -> tuple[Any, Any]:
     """Returns the data for training, and the data for evaluation or None."""
-    of_keras = isinstance(returned, list) and all(
-        isinstance(part, tf.data.Dataset) for part in returned
-    )
-    # Keras returns a list for subset="both"
+    # Keras returns a list for subset="both".
+    is_list = isinstance(returned, list)
+    of_keras = is_list and all(isinstance(part, tf.data.Dataset) for part in returned)
     if (isinstance(returned, tuple) or of_keras) and len(returned) == 2:
         train, evaluation = returned  # or (x, y), if the two are not whole examples
         whole = [isinstance(part, tuple) or _is_source(part) for part in returned]
@@ -304,15 +307,16 @@ def _is_source(value: Any) -> bool:
 
 
 def _examples(config: TrainConfig, value: Any, *, trains: bool) -> AnyExamples:
-    """Makes examples of what a function returned for training or evaluation. Raises UserError if
-    that is no data."""
+    """Makes examples of what a function returned for training or evaluation.
+
+    Raises UserError if that is no data.
+    """
     origin = f"data={config.data}"
     if isinstance(value, (Examples, InSequence)):
         return value
     if isinstance(value, tf.data.Dataset):
-        return InSequence(
-            value, origin, (config.steps or 0) * config.global_batch_size if trains else 0
-        )
+        rows = (config.steps or 0) * config.global_batch_size
+        return InSequence(value, origin, rows if trains else 0)
     if isinstance(value, keras.utils.PyDataset):
         batches = NumberedBatches(value, origin, whole_batches=trains)
         size = config.global_batch_size

@@ -56,17 +56,13 @@ def draw_by_row(layer: keras.layers.Layer, path: str) -> None:
     from a recurrent layer, which draws the dropout of its cells before it loops over time, nor from
     a model, only from layers in it.
     """
-    # Those that the layer itself holds, not those of its layers.
-    attributes = (
-        value if isinstance(value, (list, tuple)) else [value] for value in vars(layer).values()
-    )
-    held = [
-        item
-        for items in attributes
-        for item in items
-        if isinstance(item, keras.random.SeedGenerator)
-    ]
-    generators = list({id(generator): generator for generator in held}.values())
+    # The generators are those of the layer itself, not those of layers in it.
+    by_id: dict[int, keras.random.SeedGenerator] = {}
+    for value in vars(layer).values():
+        for item in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(item, keras.random.SeedGenerator):
+                by_id[id(item)] = item
+    generators = list(by_id.values())
     for index, generator in enumerate(generators):
         generator.name = f"{path}#{index}" if index else path
     recurrent = isinstance(layer, keras.layers.RNN)
@@ -74,17 +70,15 @@ def draw_by_row(layer: keras.layers.Layer, path: str) -> None:
     draws = generators and not cell and not isinstance(layer, keras.Model)
     if not (recurrent or draws) or "call" in vars(layer):
         return
+
+    # Within a step, `_inputs` describes the inputs of the layer while it runs.
     of_keras = type(layer).__module__.startswith("keras.")
 
     def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Calls the layer; within a step, `_inputs` describes its inputs meanwhile."""
         step = running_step()
         tensors = keras.tree.flatten((args, kwargs))
-        sizes = [
-            tensor.shape[0]
-            for tensor in tensors
-            if isinstance(tensor, tf.Tensor) and tensor.shape.rank
-        ]
+        tensors = [tensor for tensor in tensors if isinstance(tensor, tf.Tensor)]
+        sizes = [tensor.shape[0] for tensor in tensors if tensor.shape.rank]
         if step is None or tf.executing_eagerly() or not sizes or sizes[0] is None:
             return original(*args, **kwargs)
         inputs = LayerInputs(sizes[0], not recurrent and sizes[0] == step.rows, of_keras)
@@ -94,7 +88,8 @@ def draw_by_row(layer: keras.layers.Layer, path: str) -> None:
             )
         with holding(_inputs, inputs):
             outputs = original(*args, **kwargs)
-        # a layer of Keras returns a row for each row: the outputs get the size back
+
+        # A layer of Keras returns a row for each row, so that its outputs get the size back.
         if inputs.hidden and of_keras:
             for value in keras.tree.flatten(outputs):
                 if isinstance(value, tf.Tensor) and value.shape.rank and value.shape[0] is None:
@@ -105,8 +100,7 @@ def draw_by_row(layer: keras.layers.Layer, path: str) -> None:
 
 
 def hide_size(value: Any, size: int) -> Any:
-    """Returns a tensor whose first axis has this `size` with that size unknown, and any other value
-    unchanged."""
+    """Returns a tensor with `size` rows as one of unknown size, and any other value as it is."""
     if not isinstance(value, tf.Tensor) or not value.shape.rank or value.shape[0] != size:
         return value
     return tf.raw_ops.PlaceholderWithDefault(input=value, shape=[None, *value.shape[1:]])
@@ -129,9 +123,9 @@ class _Stream:
         return getattr(self.seed, "name", "keras.random")
 
     def __call__(self, draw: Any, shape: Any) -> Any:
-        """Returns numbers of `draw(shape=…, seed=…)`: by row if the first axis is that of rows,
-        else shared by all.
+        """Returns numbers of `draw(shape=…, seed=…)`.
 
+        They are drawn by row if the first axis is that of rows, else they are the same for all.
         Raises UserError if the first axis has several entries for each row, whose order is unknown.
         """
         step = self.step
@@ -144,29 +138,31 @@ class _Stream:
             return hide_size(drawn, step.rows) if inputs and inputs.hidden else drawn
 
         def for_all() -> Any:
-            return step.draw_for_all(
-                draw, sizes if all(isinstance(size, int) for size in sizes) else shape, stream
-            )
+            known = all(isinstance(size, int) for size in sizes)
+            return step.draw_for_all(draw, sizes if known else shape, stream)
 
         def for_all_with_warning() -> Any:
-            with tf.control_dependencies(
-                [tf.numpy_function(lambda: self.warn_of_dependence(_SOME_ROWS), [], [])]
-            ):
+            warning = tf.numpy_function(lambda: self.warn_of_dependence(_SOME_ROWS), [], [])
+            with tf.control_dependencies([warning]):
                 return for_all()
 
+        # Where the size is known only when the step runs, the step itself decides.
         by_row = bool(sizes) and self.is_row_axis(sizes[0])
         if tf.is_tensor(by_row):
             # A replica that has the whole global batch gets the same numbers either way.
             return tf.cond(by_row, own_rows, for_all_with_warning) if step.is_part else for_all()
+
+        # Several entries for each row are neither numbers by row nor the same for all.
         inputs = _inputs.get()
         rows = step.rows
+        multiple = inputs and rows != inputs.size and not inputs.size % rows
         if (
             sizes
             and not by_row
             and step.is_part
             and inputs
-            and rows != sizes[0] == inputs.size
-            and not inputs.size % rows
+            and multiple
+            and sizes[0] == inputs.size
         ):
             raise UserError(
                 f"{self.path}: it draws random numbers for {sizes[0]} parts of {rows} rows, whose"
@@ -176,8 +172,10 @@ class _Stream:
         return own_rows() if by_row else for_all()
 
     def is_row_axis(self, first: Any) -> Any:
-        """Returns whether the first size of a shape stands for the rows; a tensor if only the
-        running step can tell."""
+        """Returns whether the first size of a shape stands for the rows.
+
+        It is a tensor if only the running step can tell.
+        """
         inputs = _inputs.get()
         rows = self.step.rows
         if inputs and inputs.hidden:
@@ -187,10 +185,10 @@ class _Stream:
         return first == rows and (inputs is None or inputs.size == rows)
 
     def warn_of_dependence(self, why: str) -> None:
-        """Warns once, on several replicas, that the numbers depend on how many there are; `why`
-        follows the layer.
+        """Warns once, on several replicas, that the numbers depend on how many there are.
 
-        Raises UserError with virtual replicas, which promise that no number does.
+        `why` follows the layer. Raises UserError with virtual replicas, which promise that no
+        number does.
         """
         if self.step.virtual_replicas:
             raise UserError(f"{self.step.split}: {self.path} {why}: drop it, or --virtual_replicas")
@@ -199,19 +197,16 @@ class _Stream:
 
 
 def _sizes(shape: Any) -> list[Any]:
-    """Returns the sizes of a shape, which is a tensor or a sequence: ints where they are known,
-    else tensors."""
+    """Returns the sizes of a shape (a tensor or a sequence): ints where known, else tensors."""
     if tf.is_tensor(shape):
         shape = tf.unstack(shape)
     values = [tf.get_static_value(size) if tf.is_tensor(size) else size for size in shape]
-    return [
-        size if value is None else int(value) for value, size in zip(values, shape, strict=True)
-    ]
+    pairs = zip(values, shape, strict=True)
+    return [size if value is None else int(value) for value, size in pairs]
 
 
 def _constant(value: Any, dtype: Any) -> Any:
-    """Casts a number: to a NumPy value, which every graph accepts, if it is known while tracing,
-    else to a tensor."""
+    """Casts a number to a NumPy value, which every graph accepts, if known, else to a tensor."""
     cast = tf.cast(value, dtype)
     constant = tf.get_static_value(cast)
     return cast if constant is None else constant
@@ -246,20 +241,17 @@ def _dropout(stream: _Stream, inputs: Any, rate: float, noise_shape: Any) -> Any
         return inputs if rate == 0.0 else tf.zeros_like(inputs)
     sizes = keras.ops.shape(inputs)
     noise_shape = noise_shape or [None] * len(sizes)
-    shape = [
-        size if noise is None else noise for noise, size in zip(noise_shape, sizes, strict=True)
-    ]
-    return tf.where(
-        stream(UNIFORM, shape) >= rate, inputs * tf.cast(1.0 / (1.0 - rate), inputs.dtype), 0
-    )
+    pairs = zip(noise_shape, sizes, strict=True)
+    shape = [size if noise is None else noise for noise, size in pairs]
+    keeps = stream(UNIFORM, shape) >= rate
+    return tf.where(keeps, inputs * tf.cast(1.0 / (1.0 - rate), inputs.dtype), 0)
 
 
 def _dependence(function: str, stream: _Stream, arguments: dict[str, Any]) -> str | None:
-    """Returns why the numbers of a Keras function depend on the number of replicas; None if they do
-    not.
+    """Returns why the numbers of a Keras function depend on the number of replicas.
 
-    Raises UserError for gamma and beta, except in Keras's own layers, which `depends_on_replicas`
-    reports.
+    It is None if they do not. Raises UserError for gamma and beta, except in Keras's own layers,
+    which `depends_on_replicas` reports.
     """
     inputs = _inputs.get()
     if function == "shuffle":
@@ -295,11 +287,10 @@ _NOT_BY_ROW = ("binomial", "categorical", "gamma", "beta", "shuffle")
 
 
 def _by_row(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Replaces `original`, a random function of Keras: draws by row within a step, and as
-    `original` elsewhere."""
+    """Draws by row within a step, and elsewhere as `original`, a random function of Keras."""
     step = running_step()
     graph = tf.compat.v1.get_default_graph()
-    # outside, or where variables are made
+    # Outside of a step, and where variables are made, Keras draws.
     if step is None or (tf.executing_eagerly() and graph is not step.graph):
         return original(*args, **kwargs)
     name = original.__name__
@@ -308,6 +299,8 @@ def _by_row(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     arguments = dict(bound.arguments)
     stream = _Stream(step, arguments.pop("seed"))
     step.refuse_xla(stream.path)
+
+    # Some draws depend on replicas, and keep Keras's numbers.
     if outside_conditions(graph) is not step.graph:
         why: str | None = "draws random numbers inside a loop, or in a tf.function of its own"
     else:

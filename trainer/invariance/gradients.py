@@ -35,8 +35,10 @@ from trainer.invariance.virtual_replicas import dense, sum_over_replicas
 
 
 class Update(NamedTuple):
-    """Holds an update that an optimizer has not made yet; `apply` takes these, or with summed=True
-    their sums."""
+    """Holds an update that an optimizer has not made yet.
+
+    `apply` takes these, or with summed=True their sums.
+    """
 
     apply: Callable[..., None]
     gradients: list[Any]
@@ -57,17 +59,18 @@ _ONE_REPLICA_ONLY = {
 
 
 def postponed_updates() -> AbstractContextManager[list[Update]]:
-    """Collects the updates of `sum_first`'s optimizers in the list that it yields; in the block
-    none is made."""
+    """Collects the updates of `sum_first`'s optimizers in the list that it yields.
+
+    In the block none is made.
+    """
     return holding(_pending, list[Update]())
 
 
 def sum_and_build(optimizer: Any, variables: Sequence[Any], precision: str) -> Any:
-    """Builds `optimizer` on `variables`, with loss scaling for mixed_float16; returns it, prepared
-    by `sum_first`.
+    """Builds `optimizer` on `variables`, with loss scaling for mixed_float16.
 
-    Call it under the strategy's scope: an optimizer that is built later fails under
-    MirroredStrategy. The loss must be divided by the global batch.
+    Returns it, prepared by `sum_first`. Call it under the strategy's scope: an optimizer that is
+    built later fails under MirroredStrategy. The loss must be divided by the global batch.
     """
     if precision == "mixed_float16":
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
@@ -76,8 +79,7 @@ def sum_and_build(optimizer: Any, variables: Sequence[Any], precision: str) -> A
 
 
 def sum_first(optimizer: Any, *, mean: bool = False) -> Any:
-    """Makes `optimizer.apply` sum gradients over replicas before LossScaleOptimizer checks them for
-    overflow.
+    """Makes `optimizer.apply` sum gradients over replicas before they are checked for overflow.
 
     Keras sums after each replica has checked its own gradients: one replica could skip an update
     that another makes, or all could apply a sum that overflowed. `mean`: takes the mean over
@@ -94,11 +96,14 @@ def sum_first(optimizer: Any, *, mean: bool = False) -> Any:
                 f"{setting}={value}: {type(inner).__name__} cannot do this on {replicas} replicas:"
                 f" {advice}"
             )
-    for member in (inner, *getattr(inner, "optimizers", ())):  # a MultiOptimizer has several
+
+    # This sum takes the place of Keras's own, also in each part of a MultiOptimizer.
+    for member in (inner, *getattr(inner, "optimizers", ())):
         disable_gradient_sum(member)
     begin_update = fuse_updates(inner)
     apply = optimizer.apply
 
+    # An update may be postponed, and then gets its gradients summed.
     def apply_sum(
         gradients: Sequence[Any], variables: Sequence[Any] | None = None, *, summed: bool = False
     ) -> None:
@@ -115,7 +120,7 @@ def sum_first(optimizer: Any, *, mean: bool = False) -> Any:
 
     summing = wrap(
         "keras.optimizers.Optimizer.apply",
-        lambda original, *given, **named: apply_sum(*given, **named),
+        lambda original, *arguments, **named: apply_sum(*arguments, **named),
         owner=optimizer,
     )
     summing.sums_first = True
@@ -150,11 +155,11 @@ class ExchangedGradients(NamedTuple):
                 size = tf.get_static_value(gradient.dense_shape)
                 slices = gradient.values
                 count = gradient.values.shape[0]
-                # Large: the table has more than twice as many rows as all replicas together have
-                # slices.
+                # A table is large if it has more than twice as many rows as all replicas together
+                # have slices.
                 if size is not None and count and size[0] > 2 * replicas * count * _row_factors[-1]:
-                    # (replicas x slices, …): this replica's in their place, and 0 elsewhere; a sum
-                    # joins them.
+                    # A sum joins the slices of all replicas, (replicas x slices, …), as each has
+                    # its own in their place, and 0 elsewhere.
                     place = tf.one_hot(replica.replica_id_in_sync_group, replicas, dtype=tf.int64)
                     rows = tf.reshape(place[:, None] * tf.cast(gradient.indices, tf.int64), (-1,))
                     place = tf.reshape(tf.cast(place, slices.dtype), (-1, *[1] * len(slices.shape)))
@@ -166,33 +171,29 @@ class ExchangedGradients(NamedTuple):
 
     def summed(self) -> "ExchangedGradients":
         """Returns the sums over replicas."""
-        return ExchangedGradients(
-            all_reduce_sum(self.values), all_reduce_sum(self.rows), self.sizes
-        )
+        values = all_reduce_sum(self.values)
+        return ExchangedGradients(values, all_reduce_sum(self.rows), self.sizes)
 
     def gradients(self) -> list[Any]:
         """Returns the gradients, each as large as its table."""
-        return [
-            value if rows is None else dense(tf.IndexedSlices(value, rows, tf.constant(size)))
-            for value, rows, size in zip(*self, strict=True)
-        ]
+        gradients: list[Any] = []
+        for value, rows, size in zip(*self, strict=True):
+            if rows is not None:
+                value = dense(tf.IndexedSlices(value, rows, tf.constant(size)))
+            gradients.append(value)
+        return gradients
 
 
 def of_repeated_tokens(model: keras.Model) -> str:
-    """Returns a line about tables whose repeated tokens an optimizer takes otherwise than in `fit`;
-    "" without any.
+    """Returns a line about tables whose repeated tokens an optimizer takes otherwise than in `fit`.
 
-    `ExchangedGradients` sums the slices of a token first; Keras's own update squares each of them.
-    With SGD, which is linear in gradients, both are the same.
+    It is "" without any. `ExchangedGradients` sums the slices of a token first; Keras's own update
+    squares each of them. With SGD, which is linear in gradients, both are the same.
     """
-    optimizers = [
-        type(one).__name__ for one in optimizers_of(model) if type(one) is not keras.optimizers.SGD
-    ]
-    layers = [
-        layer
-        for layer in all_layers(model)
-        if isinstance(layer, keras.layers.Embedding) and layer.trainable
-    ]
+    kinds = [type(optimizer) for optimizer in optimizers_of(model)]
+    optimizers = [kind.__name__ for kind in kinds if kind is not keras.optimizers.SGD]
+    layers = [layer for layer in all_layers(model) if isinstance(layer, keras.layers.Embedding)]
+    layers = [layer for layer in layers if layer.trainable]
     if not (optimizers and layers):
         return ""
     return (
@@ -204,8 +205,7 @@ def of_repeated_tokens(model: keras.Model) -> str:
 
 @contextmanager
 def with_tables_as_of(times: float) -> Iterator[None]:
-    """Makes replicas in the block exchange gradients of tables as if steps had `times` the rows,
-    for plans."""
+    """Makes replicas exchange gradients of tables as if steps had `times` the rows, for plans."""
     _row_factors.append(times)
     try:
         yield
@@ -214,14 +214,13 @@ def with_tables_as_of(times: float) -> Iterator[None]:
 
 
 def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:
-    """Returns each tensor summed over all replicas, None as None; with one replica, the tensors
-    themselves.
+    """Returns each tensor summed over all replicas, None as None.
 
-    Of replicas that have the same rows it is the mean that is summed.
-    The gradient of such a sum is summed over replicas too. Call it in a replica, not while a model
-    is built. With --virtual_replicas the order of the sum is fixed. Raises UserError then within a
-    micro-batch, which has the rows of one virtual replica alone, and NotCompilable where XLA
-    compiles gradients and updates as two programs.
+    With one replica they are the tensors themselves. Of replicas that have the same rows it is the
+    mean that is summed. The gradient of such a sum is summed over replicas too. Call it in a
+    replica, not while a model is built. With --virtual_replicas the order of the sum is fixed.
+    Raises UserError then within a micro-batch, which has the rows of one virtual replica alone, and
+    NotCompilable where XLA compiles gradients and updates as two programs.
     """
     if (step := running_step()) and step.program and step.program.cut:
         raise NotCompilable(
@@ -236,18 +235,20 @@ def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:
             )
         with _own_losses():
             return sum_over_replicas(tensors)
+
+    # One replica has nothing to sum.
     replica = tf.distribute.get_replica_context()
     summed = list(tensors)
     if replica.num_replicas_in_sync == 1:
         return summed
+
+    # TensorFlow packs tensors for a sum, but only of one dtype.
     dtypes = [None if tensor is None else tensor.dtype for tensor in tensors]
-    # TensorFlow packs tensors for a sum, but only of one dtype
     for dtype in filter(None, dict.fromkeys(dtypes)):
         places = [place for place, other in enumerate(dtypes) if other == dtype]
+        parts = [tensors[place] for place in places]
         with _own_losses():
-            sums = replica.all_reduce(
-                tf.distribute.ReduceOp.SUM, [tensors[place] for place in places]
-            )
+            sums = replica.all_reduce(tf.distribute.ReduceOp.SUM, parts)
         for place, total in zip(places, sums, strict=True):
             copies = copies_of_rows()
             summed[place] = total / tf.cast(copies, total.dtype) if copies > 1 else total
@@ -255,8 +256,7 @@ def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:
 
 
 def _own_losses() -> AbstractContextManager[None]:
-    """Keeps what layers added to the loss, as regularizers of activities do, while this replica
-    waits for others."""
+    """Keeps what layers added to the loss (regularizers) while this replica waits for others."""
     step = running_step()
     return losses_kept(step.model) if step and step.model else nullcontext()
 
@@ -267,14 +267,23 @@ def _rounded(value: float, dtype: Any) -> Any:
 
 
 def _adam(optimizer: Any, count: Any) -> dict[str, Any]:
-    """Returns the arguments that all variables share in update `count`: Kingma and Ba 2015,
-    arxiv.org/abs/1412.6980."""
-    beta1, beta2, epsilon = (
-        tf.constant(x, count.dtype) for x in (optimizer.beta_1, optimizer.beta_2, optimizer.epsilon)
-    )
-    rounded1, rounded2 = (_rounded(x, count.dtype) for x in (optimizer.beta_1, optimizer.beta_2))
-    powers = {"beta1_power": rounded1**count, "beta2_power": rounded2**count}
-    return {**powers, "beta1": beta1, "beta2": beta2, "epsilon": epsilon}
+    """Returns the arguments that all variables share in update `count`.
+
+    Kingma and Ba 2015, arxiv.org/abs/1412.6980.
+    """
+    dtype = count.dtype
+    return {
+        "beta1_power": _rounded(optimizer.beta_1, dtype) ** count,
+        "beta2_power": _rounded(optimizer.beta_2, dtype) ** count,
+        "beta1": tf.constant(optimizer.beta_1, dtype),
+        "beta2": tf.constant(optimizer.beta_2, dtype),
+        "epsilon": tf.constant(optimizer.epsilon, dtype),
+    }
+
+
+def _rms(optimizer: Any, count: Any) -> dict[str, Any]:
+    names = ("rho", "momentum", "epsilon")
+    return {name: tf.constant(getattr(optimizer, name), count.dtype) for name in names}
 
 
 # For each class: the operation, the optimizer's attribute for each slot that the operation takes,
@@ -296,28 +305,25 @@ _OPERATIONS: dict[
     keras.optimizers.RMSprop: (
         tf.raw_ops.ResourceApplyRMSProp,
         {"ms": "_velocities", "mom": "_momentums"},
-        lambda rms, count: {
-            name: tf.constant(getattr(rms, name), count.dtype)
-            for name in ("rho", "momentum", "epsilon")
-        },
+        _rms,
     ),
 }
 
 
 def fuse_updates(optimizer: Any) -> Callable[[], None]:
-    """Makes a built optimizer update each variable by one operation, if there is one; returns what
-    to call before.
+    """Makes a built optimizer update each variable by one operation, if there is one.
 
-    There is one for Adam and AdamW without amsgrad, SGD with momentum, and RMSprop with momentum
-    that is not centered: without momentum the operation would need a slot that Keras does not have.
-    Subclasses keep Keras's `update_step`, as they may compute something else. The returned function
-    has to be called before each update of all variables.
+    Returns what to call before. There is one for Adam and AdamW without amsgrad, SGD with momentum,
+    and RMSprop with momentum that is not centered: without momentum the operation would need a slot
+    that Keras does not have. Subclasses keep Keras's `update_step`, as they may compute something
+    else. The returned function has to be called before each update of all variables.
     """
-    unsupported = not getattr(optimizer, "momentum", True) or any(
-        getattr(optimizer, name, False) for name in ("amsgrad", "centered")
-    )
+    variants = [getattr(optimizer, name, False) for name in ("amsgrad", "centered")]
+    unsupported = not getattr(optimizer, "momentum", True) or any(variants)
     if type(optimizer) not in _OPERATIONS or unsupported:
         return lambda: None
+
+    # All variables of an update on a device share arguments, which are computed once.
     operation, slot_names, shared_arguments = _OPERATIONS[type(optimizer)]
     shared: dict[Any, dict[str, Any]] = {}
 
@@ -325,7 +331,7 @@ def fuse_updates(optimizer: Any) -> Callable[[], None]:
         slots = slots_of(optimizer, variable, slot_names.values())
         dtype = variable.dtype
         key = (tf.compat.v1.get_default_graph(), variable.device, dtype)
-        if key not in shared:  # computed once for all variables of an update
+        if key not in shared:
             count = tf.cast(keras.ops.convert_to_tensor(optimizer.iterations), dtype) + 1
             shared[key] = {
                 "lr": tf.cast(learning_rate, dtype),
@@ -342,13 +348,11 @@ def fuse_updates(optimizer: Any) -> Callable[[], None]:
 def update_average(
     averages: Sequence[Any], variables: Sequence[Any], decay: float, step: Any
 ) -> None:
-    """Computes averages <- d * averages + (1 - d) * variables, with d = min(decay, (1 + step) / (10
-    + step)).
+    """Computes averages <- d * averages + (1 - d) * variables.
 
-    The lower d of the first steps keeps the random initial weights out of the average. Call it in
-    replica context.
-    averages, variables: keras.Variables of the same number and shapes; step: a tensor, counted from
-    0.
+    d is min(decay, (1 + step) / (10 + step)). The lower d of the first steps keeps the random
+    initial weights out of the average. Call it in replica context. averages, variables:
+    keras.Variables of the same number and shapes; step: a tensor, counted from 0.
     """
     count = tf.cast(step, tf.float64)
     keep = tf.minimum(tf.constant(decay, tf.float64), (1.0 + count) / (10.0 + count))
@@ -356,14 +360,13 @@ def update_average(
     shares = {kind: tf.cast(1.0 - keep, kind) for kind in {average.dtype for average in averages}}
     for average, variable in zip(averages, variables, strict=True):
         moved = (variable.value - average.value) * shares[average.dtype]
-        # By the handle of this replica's own copy: XLA cannot compile an update of all replicas at
-        # once.
+        # The update is by the handle of this replica's own copy, as XLA cannot compile one of all
+        # replicas.
         tf.raw_ops.AssignAddVariableOp(resource=average.value.handle, value=moved)
 
 
 def use_averages(optimizer: Any) -> None:
-    """Sets weights to the averages that an optimizer with `use_ema` keeps of them, as `fit` does
-    when it ends.
+    """Sets weights to their averages (`use_ema`), as `fit` does when it ends.
 
     Does nothing for other optimizers.
     """
@@ -380,31 +383,33 @@ def keeps_averages(optimizer: Any) -> bool:
 
 
 def reachable(model: keras.Model) -> list[Any]:
-    """Returns all objects that TensorFlow tracks below `model`, then optimizers and variables it
-    misses, each once.
+    """Returns all objects that a model uses, each once.
 
+    They are those that TensorFlow tracks below it, then optimizers and variables that it misses.
     TensorFlow looks neither into the lists that Keras makes of a model's lists, nor into objects of
     a user's classes.
     """
     tracked = [*tf.train.TrackableView(model).descendants()]
     seen: set[int] = set()
-    missed = [
-        held for item in tracked if isinstance(item, keras.Layer) for held in _held_by(item, seen)
-    ]
+    missed: list[Any] = []
+    for item in tracked:
+        if isinstance(item, keras.Layer):
+            missed += _owned_by(item, seen)
     return [*{id(item): item for item in (*tracked, *missed)}.values()]
 
 
 def optimizers_of(model: keras.Model) -> list[Any]:
-    """Returns the optimizers that a model holds, each once; of a LossScaleOptimizer, the inner
-    one."""
+    """Returns the optimizers that a model holds, each once.
+
+    Of a LossScaleOptimizer it is the inner one.
+    """
     optimizers = [item for item in reachable(model) if isinstance(item, keras.optimizers.Optimizer)]
     inner = (getattr(optimizer, "inner_optimizer", optimizer) for optimizer in optimizers)
     return [*{id(optimizer): optimizer for optimizer in inner}.values()]
 
 
 def copies_of_weights(model: keras.Model) -> list[tuple[Any, Any]]:
-    """Returns the variables of optimizers that copied weights when they were built, each with its
-    weight.
+    """Returns the variables of optimizers that are copies of weights, each with its weight.
 
     ScheduleFreeAdamW has such. A list of them counts only if each equals its weight and one of
     these is not constant: Adam's zeros equal every bias of zeros.
@@ -413,14 +418,12 @@ def copies_of_weights(model: keras.Model) -> list[tuple[Any, Any]]:
     for optimizer in optimizers_of(model):
         weights = trained_by(optimizer)
         for slots in vars(optimizer).values():
-            pairs = (
-                [*zip(slots, weights, strict=True)]
-                if isinstance(slots, list) and len(slots) == len(weights)
-                else []
-            )
-            if not all(
-                isinstance(slot, keras.Variable) and slot is not weight for slot, weight in pairs
-            ):
+            if not isinstance(slots, list) or len(slots) != len(weights):
+                continue
+            pairs = [*zip(slots, weights, strict=True)]
+            if not all(isinstance(slot, keras.Variable) for slot in slots):
+                continue
+            if any(slot is weight for slot, weight in pairs):
                 continue
             values = [tuple(map(keras.ops.convert_to_numpy, pair)) for pair in pairs]
             equal = all(np.array_equal(slot, weight) for slot, weight in values)
@@ -429,13 +432,12 @@ def copies_of_weights(model: keras.Model) -> list[tuple[Any, Any]]:
     return copies
 
 
-# whose objects are searched no further
+# The objects of these packages are searched no further.
 _LIBRARIES = ("keras", "tensorflow", "numpy", "builtins", "functools", "types")
 
 
-def _held_by(item: Any, seen: set[int]) -> Iterator[Any]:
-    """Yields the optimizers and variables among an object's attributes, also within containers and
-    plain objects."""
+def _owned_by(item: Any, seen: set[int]) -> Iterator[Any]:
+    """Yields the optimizers and variables in an object, its containers and its plain objects."""
     if id(item) in seen:
         return
     seen.add(id(item))
@@ -450,10 +452,7 @@ def _held_by(item: Any, seen: set[int]) -> Iterator[Any]:
             yield value
             continue
         package = type(value).__module__.partition(".")[0]
-        plain = (
-            hasattr(value, "__dict__")
-            and not isinstance(value, (type, keras.Layer))
-            and package not in _LIBRARIES
-        )
+        has_attributes = hasattr(value, "__dict__") and package not in _LIBRARIES
+        plain = has_attributes and not isinstance(value, (type, keras.Layer))
         if plain or isinstance(value, (Mapping, list, tuple)):
-            yield from _held_by(value, seen)
+            yield from _owned_by(value, seen)

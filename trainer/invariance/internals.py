@@ -207,8 +207,7 @@ MESSAGES = {
 
 
 class Missing(RuntimeError):
-    """Reports a private name that the installed release no longer has, or now has with other
-    parameters."""
+    """Reports a private name that the installed release lacks, or has with other parameters."""
 
     def __init__(self, name: str) -> None:
         installed = f"TensorFlow {tf.__version__} with Keras {keras.__version__}"
@@ -218,9 +217,9 @@ class Missing(RuntimeError):
 def wrap(
     name: str, around: Callable[..., Any], *arguments: Any, owner: Any = None, **named: Any
 ) -> Any:
-    """Replaces a function or method by one that calls `around(original, *arguments, **named)`;
-    returns the new one.
+    """Replaces a function or method by one that calls `around(original, *arguments, **named)`.
 
+    Returns the new one.
     name: one of FACTS; owner: the object whose method is replaced, if not for the whole class.
         arguments, named: an example of a call that `around` handles. Raises Missing if the original
         does not exist or does not accept them.
@@ -228,8 +227,8 @@ def wrap(
     original = _private(name, *arguments, owner=owner, **named)
 
     @functools.wraps(original)
-    def replacement(*given: Any, **options: Any) -> Any:
-        return around(original, *given, **options)
+    def replacement(*values: Any, **options: Any) -> Any:
+        return around(original, *values, **options)
 
     setattr(*_place(name, owner), replacement)
     return replacement
@@ -253,8 +252,7 @@ def wrapped(
 
 
 def reset_layer_names() -> None:
-    """Restarts the numbers in layers' default names, so that a model's names do not depend on
-    earlier models.
+    """Restarts the numbers in layers' default names, which otherwise go on from model to model.
 
     Layers draw by the names of their paths. Keras's public `clear_session` would reset its global
     settings too.
@@ -263,11 +261,10 @@ def reset_layer_names() -> None:
 
 
 def seed_initializers(seed: int) -> None:
-    """Gives Keras a generator of its own for the seeds of initializers; the seeds are those of
-    `random.seed(seed)`.
+    """Gives Keras a generator of its own for the seeds of initializers.
 
-    Keras takes them from Python's global generator, from which other threads draw too (retries of
-    Cloud Storage requests do).
+    The seeds are those of `random.seed(seed)`. Keras takes them from Python's global generator,
+    from which other threads draw too (retries of Cloud Storage requests do).
     """
     name = "keras.src.random.seed_generator.python_random"
     _private(name)
@@ -280,29 +277,30 @@ def seed_initializers(seed: int) -> None:
 
 
 def intercept_random(around: Callable[..., Any], names: Iterable[str]) -> None:
-    """Makes random functions of Keras call `around(original, …)` from now on; `names` are those in
-    keras.random.
+    """Makes random functions of Keras call `around(original, …)` from now on.
 
-    It replaces the backend's functions, by which layers and keras.random draw. Raises Missing if
-    one is gone, or takes other parameters than that of keras.random.
+    `names` are those in keras.random. It replaces the backend's functions, by which layers and
+    keras.random draw. Raises Missing if one is gone, or takes other parameters than that of
+    keras.random.
     """
     module = "keras.src.backend.tensorflow.random"
     for name in names:
         function = getattr(_private(module), name, None)
         public = getattr(keras.random, name)
-        if (
-            not function
-            or inspect.signature(function).parameters.keys()
-            != inspect.signature(public).parameters.keys()
-        ):
+        if not function:
+            raise Missing(module)
+        parameters = inspect.signature(function).parameters
+        if parameters.keys() != inspect.signature(public).parameters.keys():
             raise Missing(module)
         if not hasattr(function, "__wrapped__"):
             wrap(f"{module}.{name}", around)
 
 
 def floats_of_variables() -> None:
-    """Makes `float(variable)` and `int(variable)` work on several replicas as on one: TensorFlow's
-    values lack both."""
+    """Makes `float(variable)` and `int(variable)` work on several replicas as on one.
+
+    TensorFlow's values lack both.
+    """
     for name, number in (("__float__", float), ("__int__", int)):
         if not hasattr(tf.distribute.DistributedValues, name):
             setattr(
@@ -314,8 +312,7 @@ def floats_of_variables() -> None:
 
 @functools.cache
 def compare_signs_on_device() -> None:
-    """Makes Keras's argmax, and so its accuracies, stay on a GPU, from the first call on in this
-    process.
+    """Makes Keras's argmax, and so its accuracies, stay on a GPU in this process.
 
     Keras compares the sign bit as int32, which a GPU's kernels do on the host: with
     `metrics=["accuracy"]` the logits are copied there in each step. As uint32 the same bits are
@@ -333,8 +330,7 @@ def compare_signs_on_device() -> None:
 
 @functools.cache
 def skip_zero_gradients() -> None:
-    """Makes a gradient of zeros pass operations as zeros, uncomputed, from the first call on in
-    this process.
+    """Makes a gradient of zeros pass operations as zeros, uncomputed, in this process.
 
     TensorFlow's gradients of ReluGrad, LeakyReluGrad and MaxPoolGrad for the features are zeros, as
     a slope changes nowhere but in a point. A gradient of a gradient, such as WGAN-GP's penalty, so
@@ -356,16 +352,14 @@ def skip_zero_gradients() -> None:
         known = [gradient for gradient in of_outputs if gradient is not None]
         if not known or not all(map(is_zeros, known)):
             return gradients
-        parts = gradients if isinstance(gradients, (list, tuple)) else [gradients]
+
         # An operation whose inputs are not kept has a cheap gradient, whose shape is read from it.
-        shapes = [
-            part if like is None else like
-            for part, like in zip(parts, inputs or parts, strict=True)
-        ]
-        return [
-            tf.zeros_like(shape) if isinstance(part, tf.Tensor) else part
-            for part, shape in zip(parts, shapes, strict=True)
-        ]
+        parts = gradients if isinstance(gradients, (list, tuple)) else [gradients]
+        results: list[Any] = []
+        for part, like in zip(parts, inputs or parts, strict=True):
+            shape = part if like is None else like
+            results.append(tf.zeros_like(shape) if isinstance(part, tf.Tensor) else part)
+        return results
 
     def aggregate(gradients: Any) -> Any:
         return gradients[0] if all(map(is_zeros, gradients)) else spaces.aggregate_fn(gradients)
@@ -381,18 +375,15 @@ def skip_zero_gradients() -> None:
 
 @functools.cache
 def lora_in_float64() -> None:
-    """Makes the matrices of LoRA float64 in layers that are, from the first call on in this
-    process.
+    """Makes the matrices of LoRA float64 in layers that are, in this process.
 
     Keras makes them float32 at any precision: a comparison of replicas in float64 would see their
     rounding.
     """
 
     def add_weight(original: Any, layer: Any, *args: Any, **options: Any) -> Any:
-        if (
-            str(options.get("name")).startswith("lora_")
-            and layer.dtype_policy.variable_dtype == "float64"
-        ):
+        is_lora = str(options.get("name")).startswith("lora_")
+        if is_lora and layer.dtype_policy.variable_dtype == "float64":
             options["dtype"] = "float64"
         return original(layer, *args, **options)
 
@@ -400,23 +391,19 @@ def lora_in_float64() -> None:
 
 
 def separate_collectives() -> None:
-    """Gives the next MirroredStrategy of this process collective keys of its own for its
-    all-reduces.
+    """Gives the next MirroredStrategy of this process collective keys of its own.
 
     Each strategy counts its keys from the same base, and TensorFlow keeps for the life of a process
     what a key was first used for: the sums of a second strategy fail where they differ from those
     of the first in order or type.
     """
     strategy = tf.distribute.MirroredStrategy
-    strategy._collective_key_base = (
-        _private("tensorflow.distribute.MirroredStrategy._collective_key_base", owner=strategy)
-        + 1_000
-    )
+    name = "tensorflow.distribute.MirroredStrategy._collective_key_base"
+    strategy._collective_key_base = _private(name, owner=strategy) + 1_000
 
 
 def await_silent_workers(seconds: int) -> None:
-    """Lets a worker under the next multi-worker strategy send no heartbeat for `seconds` before
-    TensorFlow gives up.
+    """Lets TensorFlow wait `seconds` for a worker's heartbeat, under the next strategy of several.
 
     By default TensorFlow aborts the all-reduces of all workers after ten seconds, and no process
     can go on after that.
@@ -430,17 +417,18 @@ def await_silent_workers(seconds: int) -> None:
 
 
 def uses_onednn() -> bool:
-    """Returns whether TensorFlow computes with oneDNN here: the processor decides, or
-    TF_ENABLE_ONEDNN_OPTS."""
+    """Returns whether TensorFlow computes with oneDNN here.
+
+    The processor decides, or TF_ENABLE_ONEDNN_OPTS.
+    """
     return bool(_private("tensorflow.python.util._pywrap_util_port.IsMklEnabled")())
 
 
 def layers_by_path(model: keras.layers.Layer) -> dict[str, keras.layers.Layer]:
-    """Returns `model` and all layers in it, at any depth, by a path of names; no two have the same
-    path.
+    """Returns `model` and all layers in it, at any depth, by a path of names.
 
-    `model.layers` has only the outermost. A layer that is reached in several ways has the first of
-    its paths.
+    No two have the same path. `model.layers` has only the outermost. A layer that is reached in
+    several ways has the first of its paths.
     """
     layers: dict[str, keras.layers.Layer] = {}
     seen: set[int] = set()
@@ -453,9 +441,8 @@ def layers_by_path(model: keras.layers.Layer) -> dict[str, keras.layers.Layer]:
         others = (f"{path}#{number}" for number in itertools.count(2))
         path = next(free for free in itertools.chain([path], others) if free not in layers)
         layers[path] = layer
-        for child in _private("keras.layers.Layer._flatten_layers", owner=layer, **direct)(
-            **direct
-        ):
+        children = _private("keras.layers.Layer._flatten_layers", owner=layer, **direct)
+        for child in children(**direct):
             visit(child, f"{path}/{child.name}")
 
     visit(model, model.name)
@@ -471,23 +458,26 @@ def all_layers(model: keras.Model) -> list[keras.layers.Layer]:
 def plain_variables(
     variables: Iterable[keras.Variable], optimizers: Sequence[keras.Optimizer]
 ) -> Iterator[None]:
-    """Gives each variable a value of its own for the block, of no strategy, that begins as the
-    variable is; the `optimizers` then update them on one device."""
+    """Gives each variable a value of its own for the block, which begins as the variable is.
+
+    The values are of no strategy, and the `optimizers` then update them on one device.
+    """
     name = "keras.Optimizer._distribution_strategy"
     strategies = [_private(name, owner=optimizer) for optimizer in optimizers]
     for optimizer in optimizers:
         optimizer._distribution_strategy = tf.distribute.get_strategy()
-    held = [(variable, _private("keras.Variable._value", owner=variable)) for variable in variables]
-    for variable, value in held:
+    values = [
+        (variable, _private("keras.Variable._value", owner=variable)) for variable in variables
+    ]
+    for variable, value in values:
         start = tf.convert_to_tensor(value)
         _private("keras.Variable._initialize", start, owner=variable)(start)
-        variable.value._unique_id = _private(
-            "tensorflow.Variable._unique_id", owner=value
-        )  # by which optimizers know it
+        # Optimizers know a variable by this id.
+        variable.value._unique_id = _private("tensorflow.Variable._unique_id", owner=value)
     try:
         yield
     finally:
-        for variable, value in held:
+        for variable, value in values:
             variable._value = value
         for optimizer, strategy in zip(optimizers, strategies, strict=True):
             optimizer._distribution_strategy = strategy
@@ -495,8 +485,10 @@ def plain_variables(
 
 @contextmanager
 def outside_of_scopes() -> Iterator[None]:
-    """Leaves all scopes of strategies for the block: TensorFlow keeps them with the graph, also in
-    eager mode."""
+    """Leaves all scopes of strategies for the block.
+
+    TensorFlow keeps them with the graph, also in eager mode.
+    """
     with tf.Graph().as_default(), _private("tensorflow.python.eager.context.eager_mode")():
         yield
 
@@ -517,8 +509,7 @@ def losses_kept(model: keras.Model) -> Iterator[None]:
 
 
 def outside_conditions(graph: Any) -> Any:
-    """Returns the innermost graph around `graph` that is no branch of a `tf.cond`: `graph` itself
-    if it is none."""
+    """Returns the innermost graph around `graph`, or itself, that is no branch of a `tf.cond`."""
     branch = _private("tensorflow.python.ops.control_flow_v2_func_graphs.CondBranchFuncGraph", "")
     while isinstance(graph, branch):
         graph = graph.outer_graph
@@ -540,8 +531,7 @@ def build_compiled(model: keras.Model, batch: Any) -> None:
 
 
 def disable_gradient_sum(optimizer: keras.optimizers.Optimizer) -> None:
-    """Stops Keras from summing gradients over replicas, which `trainer.invariance.gradients` does
-    earlier."""
+    """Stops Keras from summing gradients over replicas, as this package sums them earlier."""
     _private("keras.optimizers.Optimizer._all_reduce_sum_gradients", [], owner=optimizer)
     optimizer._all_reduce_sum_gradients = list
 
@@ -568,8 +558,10 @@ def graph_of_function(graph: Any, name: str) -> Any:
 
 
 def in_float64() -> AbstractContextManager[None]:
-    """Makes layers, losses and metrics that name a narrower dtype of their own compute in float64,
-    in the block."""
+    """Makes layers, losses and metrics that name a narrower dtype compute in float64.
+
+    It holds in the block.
+    """
 
     def widened(original: Any, policy: Any, name: str) -> tuple[str | None, ...]:
         narrow = ("float32", "float16", "bfloat16")
@@ -591,16 +583,14 @@ def run_operation(operation: Any, values: Any) -> list[Any]:
 
 
 def makes_batches(dataset: tf.data.Dataset) -> bool:
-    """Returns whether the elements of a tf.data.Dataset are batches of examples, not single
-    examples.
+    """Returns whether a tf.data.Dataset has batches of examples, not single examples.
 
     They are if the first axis of every part has an unknown length, and are not if a part has no
     axis or lengths differ. If all have one fixed length (as after `batch(32,
     drop_remainder=True)`), the names of the transformations decide.
     """
-    lengths = [
-        spec.shape[0] if spec.shape.rank else 0 for spec in tf.nest.flatten(dataset.element_spec)
-    ]
+    specs = tf.nest.flatten(dataset.element_spec)
+    lengths = [spec.shape[0] if spec.shape.rank else 0 for spec in specs]
     if len(set(lengths)) > 1 or lengths[0] == 0:
         return False
     if lengths[0] is None:
@@ -619,59 +609,56 @@ def makes_batches(dataset: tf.data.Dataset) -> bool:
 def losses_reduced_by(
     reduce: Callable[..., Any], parts: Callable[[], int] | None = None
 ) -> Iterator[None]:
-    """Makes Keras's losses combine their values by `reduce(original, values, sample_weight, mask,
-    reduction, dtype)`.
+    """Makes Keras's losses combine their values by `reduce`.
 
-    Within the block, `keras.losses.Loss.__call__` calls `reduce` with Keras's own function as the
-    first argument.
+    Within the block, `keras.losses.Loss.__call__` calls `reduce(original, values, sample_weight,
+    mask, reduction, dtype)`, where `original` is Keras's own function.
     parts: returns the number by which the losses that layers add are divided, instead of the number
         of replicas.
     """
     options = dict.fromkeys(("sample_weight", "mask", "reduction", "dtype"))
     with ExitStack() as stack:
-        stack.enter_context(
-            wrapped("keras.src.losses.loss.reduce_weighted_values", reduce, 0, **options)
-        )
+        name = "keras.src.losses.loss.reduce_weighted_values"
+        stack.enter_context(wrapped(name, reduce, 0, **options))
         if parts:
             name = "keras.src.losses.loss.scale_loss_for_distribution"
             stack.enter_context(wrapped(name, lambda original, value: value / parts(), 0))
 
-        # the losses of rows, without a reduction, are not divided
+        # The losses of rows, without a reduction, are not divided.
         def unscaled(original: Any, value: Any) -> Any:
             if getattr(value.shape, "rank", 0):
                 return value
             return value * parts() if parts else original(value)
 
-        stack.enter_context(
-            wrapped("keras.src.losses.loss.unscale_loss_for_distribution", unscaled, 0)
-        )
+        name = "keras.src.losses.loss.unscale_loss_for_distribution"
+        stack.enter_context(wrapped(name, unscaled, 0))
         yield
 
 
 @contextmanager
 def metrics_that_run() -> Iterator[list[str]]:
-    """Leaves out, in the block, compiled metrics that cannot be computed; yields a list that gets
-    their names."""
-    left_out: list[str] = []
+    """Leaves out, in the block, compiled metrics that cannot be computed.
+
+    Yields a list that gets their names.
+    """
+    omitted: list[str] = []
 
     def update_state(original: Any, several: Any, *values: Any, **weights: Any) -> None:
         for metric in several.metrics:
             try:
                 metric.update_state(*values, **weights)
             except Exception:
-                left_out.append(metric.name)
+                omitted.append(metric.name)
 
-    with wrapped(
-        "keras.src.trainers.compile_utils.MetricsList.update_state", update_state, None, None, None
-    ):
-        yield left_out
+    name = "keras.src.trainers.compile_utils.MetricsList.update_state"
+    with wrapped(name, update_state, None, None, None):
+        yield omitted
 
 
 def cpu_devices_per_worker(count: int) -> AbstractContextManager[None]:
-    """Makes a MultiWorkerMirroredStrategy created in the block use `count` logical CPU devices of
-    its worker.
+    """Makes a strategy of several workers, created in the block, use `count` CPU devices of each.
 
-    TensorFlow itself uses one. A count below 2 changes nothing.
+    They are logical devices. TensorFlow itself uses one. A count below 2 changes nothing.
     """
 
     def several(
@@ -680,11 +667,9 @@ def cpu_devices_per_worker(count: int) -> AbstractContextManager[None]:
         return tuple(f"{worker_device}/device:CPU:{index}" for index in range(count)), "CPU"
 
     name = "tensorflow.python.distribute.collective_all_reduce_strategy.CollectiveAllReduceExtended"
-    return (
-        wrapped(name + "._initialize_local_devices", several, None, None, "")
-        if count > 1
-        else nullcontext()
-    )
+    if count < 2:
+        return nullcontext()
+    return wrapped(name + "._initialize_local_devices", several, None, None, "")
 
 
 def parse_profile(content: bytes) -> Any:
@@ -696,8 +681,7 @@ def parse_profile(content: bytes) -> Any:
 
 @contextmanager
 def without_merging(strategy: Any) -> Iterator[None]:
-    """Makes each replica update its own variables in the block, as TensorFlow does where XLA
-    compiles for GPUs.
+    """Makes each replica update its own variables in the block, as TensorFlow does for XLA on GPUs.
 
     Elsewhere TensorFlow merges the replicas for an update, which is impossible in a function that
     one of them calls.
@@ -720,15 +704,13 @@ def without_merging(strategy: Any) -> Iterator[None]:
 
 
 def _place(name: str, owner: Any) -> tuple[Any, str]:
-    """Returns the module, class or object in which `name` is looked up, and the last part of the
-    name."""
+    """Returns where `name` is looked up (a module, class or object), and its last part."""
     path, _, attribute = name.rpartition(".")
     return pkgutil.resolve_name(path) if owner is None else owner, attribute
 
 
 def _private(name: str, *arguments: Any, owner: Any = None, **named: Any) -> Any:
-    """Looks up `name`, on `owner` if given, and checks that it accepts the arguments, if any are
-    given.
+    """Looks up `name`, on `owner` if given, and checks that it accepts the arguments, if any.
 
     Raises Missing if it does not exist or does not accept them.
     """

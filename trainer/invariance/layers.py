@@ -24,12 +24,12 @@ _DEPENDENT = {
 
 
 def make_independent(model: keras.Model, config: TrainConfig) -> None:
-    """Makes the layers of `model` that draw random numbers or normalise batches independent of the
-    number of replicas.
+    """Makes the layers of `model` independent of the number of replicas.
 
-    Call it once, under the strategy's scope. It reaches every layer that Keras tracks, in
-    subclassed models too. With --virtual_replicas, which promises equal bits, raises UserError if a
-    layer cannot be made independent.
+    These are the layers that draw random numbers or normalise batches. Call it once, under the
+    strategy's scope. It reaches every layer that Keras tracks, in subclassed models too. With
+    --virtual_replicas, which promises equal bits, raises UserError if a layer cannot be made
+    independent.
     """
     draw_by_row_everywhere()
     for path, layer in layers_by_path(model).items():
@@ -47,8 +47,7 @@ def make_independent(model: keras.Model, config: TrainConfig) -> None:
 def depends_on_replicas(
     model: keras.Model, replicas: int, micro_batches: int = 1, *, virtual: bool = False
 ) -> list[str]:
-    """Returns reasons, from its layers, why steps of `model` on several replicas may differ from
-    those on one.
+    """Returns reasons, from its layers, why steps of `model` on several replicas may differ.
 
     Several micro-batches add reasons of their own. Each layer has a line, but all batch norm over
     micro-batches has one together. With `virtual` replicas batch norm is no reason, unless a user's
@@ -56,6 +55,8 @@ def depends_on_replicas(
     """
     if replicas == micro_batches == 1:
         return []
+
+    # Each layer is looked at by itself, and batch norm over micro-batches is named once for all.
     reasons = []
     normalising = []
     for path, layer in layers_by_path(model).items():
@@ -80,14 +81,18 @@ def depends_on_replicas(
 
 
 def refresh_normalization(model: keras.Model) -> None:
-    """Makes Keras's Normalization layers use newly assigned weights: they compute with values
-    derived earlier."""
+    """Makes Keras's Normalization layers use newly assigned weights.
+
+    They compute with values that they have derived earlier.
+    """
     for layer in all_layers(model):
         if isinstance(layer, keras.layers.Normalization):
             layer.finalize_state()
 
 
 def full_precision() -> str:
-    """Returns the dtype of weights; outputs and losses have it too, where other layers compute in
-    16 bits."""
+    """Returns the dtype of weights.
+
+    Outputs and losses have it too, where other layers compute in 16 bits.
+    """
     return str(keras.config.dtype_policy().variable_dtype)

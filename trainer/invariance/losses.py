@@ -27,8 +27,10 @@ _MEANS = ("sum_over_batch_size", "mean", _BY_WEIGHT)
 
 
 def _count_over_replicas(count: Any) -> Any:
-    """Returns the sum of `count` over replicas; raises UserError in a micro-batch, which lacks
-    those of the others."""
+    """Returns the sum of `count` over replicas.
+
+    Raises UserError in a micro-batch, which lacks those of the others.
+    """
     step = running_step()
     if step and step.micro_batch_count > 1:
         raise UserError(
@@ -46,15 +48,14 @@ _global_count: ContextVar[Callable[[Any], Any]] = ContextVar(
 
 
 def root_mean_square(values: Any) -> Any:
-    """Returns the root mean square of `values`, (rows,), over the rows of all replicas: the same
-    number on each.
+    """Returns the root mean square of `values`, (rows,), over the rows of all replicas.
 
-    Use it in the loss function of a compiled model. `reduce_over_replicas` divides the loss of each
-    replica by their number, so that losses and gradients add up to those of one device. A
-    train_step that calls current_step() divides by parts_of_batch() itself. All replicas must have
-    the same number of rows. Outside of replicas, as in evaluation, the mean is over `values` alone.
-    As on one device, the gradient at 0 is NaN. Raises UserError in a micro-batch, which ends before
-    the rows of the next are known.
+    It is the same number on each. Use it in the loss function of a compiled model.
+    `reduce_over_replicas` divides the loss of each replica by their number, so that losses and
+    gradients add up to those of one device. A train_step that calls current_step() divides by
+    parts_of_batch() itself. All replicas must have the same number of rows. Outside of replicas, as
+    in evaluation, the mean is over `values` alone. As on one device, the gradient at 0 is NaN.
+    Raises UserError in a micro-batch, which ends before the rows of the next are known.
     """
     step = running_step()
     replica = tf.distribute.get_replica_context()
@@ -70,8 +71,7 @@ def root_mean_square(values: Any) -> Any:
 
 
 def parts_of_batch() -> int:
-    """Returns into how many parts the global batch is cut: replicas, or the micro-batches of all
-    replicas."""
+    """Returns the number of parts of the global batch: replicas, or micro-batches of all."""
     if step := running_step():
         return step.global_batch_size // step.rows
     replica = tf.distribute.get_replica_context()
@@ -79,8 +79,7 @@ def parts_of_batch() -> int:
 
 
 def counts_of_losses(model: keras.Model, rows: Any) -> list[Any]:
-    """Returns the counts by which the losses of a compiled model divide for these `rows`, in the
-    order of losses."""
+    """Returns the counts by which the losses of a model divide for these `rows`, in order."""
     counts: list[Any] = []
 
     def keep(count: Any) -> Any:
@@ -95,8 +94,10 @@ def counts_of_losses(model: keras.Model, rows: Any) -> list[Any]:
 
 
 def try_losses(model: keras.Model, rows: Any) -> None:
-    """Computes the losses of a compiled model in training, on `rows` as fit has them; changes
-    nothing."""
+    """Computes the losses of a compiled model in training, on `rows` as fit has them.
+
+    It changes nothing.
+    """
     x, y, weight = keras.utils.unpack_x_y_sample_weight(rows)
     # Within the scope, regularizers find no weights but those that it is given.
     values = [(variable, tf.convert_to_tensor(variable)) for variable in model.trainable_variables]
@@ -129,8 +130,7 @@ def reduce_over_replicas(
     reduction: Any,
     dtype: Any,
 ) -> Any:
-    """Returns this replica's part of the loss of the global batch: the parts of all replicas add up
-    to it.
+    """Returns this replica's part of the loss of the global batch; all parts add up to it.
 
     `original`: Keras's reduction over one device's rows, with the same parameters; values: (rows,
         …) losses. Keras itself divides the mean over a replica's rows by the number of replicas.
@@ -147,17 +147,20 @@ def reduce_over_replicas(
         weighted = sample_weight if mask is None else mask
         if weighted is None:
             return original(values, None, None, reduction, dtype) / parts
-        # as Keras: once for each weight, divided by their number
+        # Keras counts it once for each weight, and divides by their number.
         values = tf.fill(tf.shape(weighted), values)
+
+    # Without masks and weights all values count alike.
     total = original(values, sample_weight, mask, "sum", dtype)
     weights = sample_weight if reduction == _BY_WEIGHT else None
     if mask is None and weights is None:
         return total / tf.cast(tf.size(values) * parts, total.dtype)
+
     # The sum of a loss of 1 everywhere counts the values that the mask leaves, or adds up the
     # weights.
     count = original(tf.ones_like(values), weights, mask, "sum", dtype)
     count = _global_count.get()(tf.stop_gradient(count))
-    # several values may share one: Keras divides by the sum of weights, each counted once
+    # Several values may share a weight, which Keras counts once in the sum that it divides by.
     if weights is not None:
         sizes = [tf.size(factor) for factor in (mask, weights) if factor is not None]
         values_per_weight = tf.size(values) // tf.reduce_max(tf.stack(sizes))
@@ -166,12 +169,11 @@ def reduce_over_replicas(
 
 
 def train_step(model: keras.Model, data: Any) -> Mapping[str, Any]:
-    """Runs the model's train_step on this replica's rows and returns its logs; call it within a
-    step.
+    """Runs the model's train_step on this replica's rows and returns its logs.
 
-    With micro-batches, Keras's train_step runs on the rows of each, which updates metrics; the
-    optimizers then make one update with the summed gradients. Raises UserError if a train_step of
-    the user's own takes all rows at once, though they are to be cut.
+    Call it within a step. With micro-batches, Keras's train_step runs on the rows of each, which
+    updates metrics; the optimizers then make one update with the summed gradients. Raises UserError
+    if a train_step of the user's own takes all rows at once, though they are to be cut.
     """
     step = running_step()
     interface = ModelInterface.of(model)
@@ -184,16 +186,18 @@ def train_step(model: keras.Model, data: Any) -> Mapping[str, Any]:
                 f" --{step.split.partition('=')[0]}"
             )
         return logs
+
+    # Losses divide by counts over all micro-batches and replicas, so a trial forward pass finds
+    # these first. TensorFlow removes from the trial what the counts do not need: most often all but
+    # the masks.
     counts = list[Any]()
     updates = list[Update]()
     if interface.counted_losses:
-        # Losses divide by counts over all micro-batches and replicas, so a trial forward pass finds
-        # these first. TensorFlow removes from the trial what the counts do not need: most often all
-        # but the masks.
         trial = replace(step, uses=Counter(step.uses))
         counts = all_reduce_sum(trial.accumulate(partial(counts_of_losses, model), data))
 
-    def one_micro_batch(data: Any) -> Any:
+    # Each micro-batch computes gradients, and the update waits for their sums.
+    def run_micro_batch(data: Any) -> Any:
         remaining = iter(counts)
         known = holding(_global_count, lambda count: next(remaining)) if counts else nullcontext()
         with postponed_updates() as postponed, known:
@@ -201,7 +205,7 @@ def train_step(model: keras.Model, data: Any) -> Mapping[str, Any]:
         updates[:] = postponed
         return logs, [update.gradients for update in postponed]
 
-    logs, gradients = step.accumulate(one_micro_batch, data)
+    logs, gradients = step.accumulate(run_micro_batch, data)
     for update, summed in zip(updates, gradients, strict=True):
         if interface.means_of_rows:
             summed = [None if part is None else dense(part) / step.micro_batches for part in summed]

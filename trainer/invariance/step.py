@@ -26,9 +26,8 @@ from trainer.base.errors import UserError
 from trainer.invariance.internals import compiled_by_xla, outside_conditions
 from trainer.invariance.virtual_replicas import add_micro_batch, sum_over_replicas
 
-# PHILOX of tf.random.Algorithm; how many numbers one value of the counter gives
-_ALGORITHM = 1
-BLOCK = 4
+_ALGORITHM = 1  # PHILOX of tf.random.Algorithm
+BLOCK = 4  # numbers that one value of the counter gives
 
 
 @contextmanager
@@ -40,8 +39,10 @@ def on_host_at_once() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Philox:
-    """Draws the float32 numbers of a stateless function of tf.random with alg="philox", in fewer
-    operations."""
+    """Draws the numbers of a stateless function of tf.random in fewer operations.
+
+    They are float32 and those of alg="philox".
+    """
 
     operation: Callable[..., Any]
 
@@ -59,15 +60,14 @@ class Philox:
         )
 
     def rows(self, seed: Any, first_row: Any, rows: int, shape: Sequence[Any]) -> Any | None:
-        """Draws only `rows` rows of what a draw of (…, *shape) gives, from `first_row` on, a
-        multiple of `rows`.
+        """Draws only the `rows` rows from `first_row` on, a multiple of it, of a draw of (…,
+        *shape).
 
         Returns None if these rows may not begin with a block of the counter, or if their size is
         not known.
         """
-        size = tf.TensorShape(
-            [length if isinstance(length, int) else None for length in shape]
-        ).num_elements()
+        lengths = [length if isinstance(length, int) else None for length in shape]
+        size = tf.TensorShape(lengths).num_elements()
         if size is None or rows * size % BLOCK:
             return None
         with on_host_at_once():
@@ -95,8 +95,10 @@ Averaged = tuple[Callable[[list[Any]], None], list[Any]]
 
 @dataclass(frozen=True)
 class Program:
-    """Describes a program of XLA, of one step or several. The graph that calls it draws the random
-    numbers of all."""
+    """Describes a program of XLA, of one step or several.
+
+    The graph that calls it draws the random numbers of all.
+    """
 
     graph: Any  # that calls it
     steps: Sequence[Any]  # the number of each step, an int64 scalar tensor in that graph
@@ -122,9 +124,9 @@ class StepContext:
     micro_batch_number: int = 0  # which micro-batch of this replica runs, from 0
     # in a micro-batch: of virtual replicas, or of this replica's micro-batches; else 1
     micro_batch_count: int = 1
-    # in which the step is traced
+    # the graph in which the step is traced
     graph: Any = field(default_factory=tf.compat.v1.get_default_graph, repr=False)
-    # that runs this step, if XLA compiles it
+    # the program of XLA that runs this step, if any
     program: Program | None = field(default=None, repr=False)
     # whether XLA compiles parts of it, between which TensorFlow sums over replicas
     cut: bool = False
@@ -137,8 +139,10 @@ class StepContext:
 
     @property
     def accumulates(self) -> bool:
-        """Returns whether `accumulate` cuts the rows into micro-batches; virtual replicas may need
-        a single one."""
+        """Returns whether `accumulate` cuts the rows into micro-batches.
+
+        Virtual replicas may need a single one.
+        """
         return self.micro_batches > 1 or self.virtual_replicas > 0
 
     @property
@@ -150,18 +154,19 @@ class StepContext:
 
     @property
     def is_part(self) -> bool:
-        """Returns whether its rows are only a part of the global batch: on several replicas, or in
-        a micro-batch."""
+        """Returns whether it has not all rows: on several replicas, or in a micro-batch."""
         return self.rows < self.global_batch_size
 
     def within(self, name: str) -> "StepContext":
-        """Returns the same step with separate streams: equal stream names give other numbers than
+        """Returns the same step with separate streams, whose numbers differ from those
         elsewhere."""
         return replace(self, prefix=f"{self.prefix}{name}/")
 
     def normal(self, shape: Sequence[int], stream: str) -> Any:
-        """Returns standard normal numbers, (rows, *shape), in floatx. Two draws in one step need
-        two streams."""
+        """Returns standard normal numbers, (rows, *shape), in floatx.
+
+        Two draws in one step need two streams.
+        """
         return tf.cast(self.draw(NORMAL, shape, stream), keras.config.floatx())
 
     def uniform(self, shape: Sequence[int], stream: str) -> Any:
@@ -169,13 +174,14 @@ class StepContext:
         return tf.cast(self.draw(UNIFORM, shape, stream), keras.config.floatx())
 
     def mean(self, values: Any) -> Any:
-        """Returns the sum of `values` divided by the GLOBAL batch size: over all replicas these add
-        up to the mean."""
+        """Returns the sum of `values` divided by the GLOBAL batch size.
+
+        Over all replicas these add up to the mean.
+        """
         return tf.reduce_sum(values) / self.global_batch_size
 
     def accumulate(self, function: Callable[..., Any], *rows: Any) -> Any:
-        """Returns the sum, over this replica's micro-batches, of what `function` returns for the
-        rows of each.
+        """Returns the sum of what `function` returns for each of this replica's micro-batches.
 
         rows: nests of tensors (rows, …) and None, of which a micro-batch gets its part. function:
             takes these and returns a nest of losses, gradients or other tensors that are sums over
@@ -197,6 +203,8 @@ class StepContext:
                     result = function(*tf.nest.map_structure(step.part, rows))
                 total = result, [values for _, values in step.averaged]
                 add_micro_batch(sums, total, in_tree=self.virtual_replicas > 0)
+
+        # The draws of all micro-batches are counted, and moving averages move once, by the mean.
         self.uses.update(step.uses - self.uses)
         result, averages = sums[0][1]
         for (update, _), values in zip(step.averaged, averages, strict=True):
@@ -221,22 +229,25 @@ class StepContext:
         )
 
     def part(self, values: Any) -> Any:
-        """Returns this micro-batch's rows of `values`, which have the rows of all micro-batches;
-        None stays None."""
+        """Returns this micro-batch's rows of `values`, which have the rows of all micro-batches.
+
+        None stays None.
+        """
         if values is None:
             return None
         first = self.micro_batch_number * self.rows
         return values[first : first + self.rows]
 
     def numbered(self, stream: str) -> str:
-        """Returns `stream` with the number of this call in the step: each call names another
-        stream."""
+        """Returns `stream` with the number of this call, so that each call has its own stream."""
         self.uses[self.prefix + stream] += 1
         return f"{stream}/{self.uses[self.prefix + stream]}"
 
     def draw(self, draw: Any, shape: Sequence[Any], stream: str) -> Any:
-        """Returns this replica's rows, (rows, *shape), of what `draw(shape=…, seed=…)` returns for
-        the global batch."""
+        """Returns this replica's rows of what `draw(shape=…, seed=…)` gives for the global batch.
+
+        They are (rows, *shape).
+        """
 
         def rows_of(step: StepContext) -> Any:
             seed = step.stateless_seed(stream)
@@ -247,9 +258,8 @@ class StepContext:
             whole = draw(shape=(self.global_batch_size, *shape), seed=seed)
             if not self.is_part:
                 return whole
-            return tf.slice(
-                whole, [self.first_row] + [0] * len(shape), [self.rows] + [-1] * len(shape)
-            )
+            begin = [self.first_row] + [0] * len(shape)
+            return tf.slice(whole, begin, [self.rows] + [-1] * len(shape))
 
         return self._before_xla(rows_of, stream, draw, shape)
 
@@ -270,12 +280,11 @@ class StepContext:
     def _before_xla(
         self, make: Callable[["StepContext"], Any], stream: str, draw: Any, shape: Sequence[Any]
     ) -> Any:
-        """Returns the numbers of `make(step)`; those of a program of XLA are drawn before it, for
-        all its steps.
+        """Returns the numbers of `make(step)`.
 
-        XLA's own kernels give other numbers for the same seed. Raises NotCompilable where the
-        numbers cannot be drawn before the step, and UserError in a function that XLA compiles by
-        itself.
+        Those of a program of XLA are drawn before it, for all its steps. XLA's own kernels give
+        other numbers for the same seed. Raises NotCompilable where the numbers cannot be drawn
+        before the step, and UserError in a function that XLA compiles by itself.
         """
         if not compiled_by_xla():
             return make(self)
@@ -323,8 +332,10 @@ def copies_of_rows() -> int:
 
 
 def parts_on_replicas(replica: Any) -> int:
-    """Returns into how many parts replicas divide the global batch of this step; `replica`: the
-    context of one."""
+    """Returns into how many parts replicas divide the global batch of this step.
+
+    `replica`: the context of one.
+    """
     return replica.num_replicas_in_sync // copies_of_rows() if replica else 1
 
 

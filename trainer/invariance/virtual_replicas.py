@@ -12,10 +12,10 @@ import tensorflow as tf
 
 
 def add_micro_batch(sums: list[tuple[int, Any]], total: Any, *, in_tree: bool) -> None:
-    """Adds the nest `total` of one more micro-batch to `sums`, each of which has its number of
-    micro-batches before it.
+    """Adds the nest `total` of one more micro-batch to `sums`.
 
-    in_tree: only sums of equally many micro-batches are added; else there is one sum.
+    Each sum has its number of micro-batches before it. in_tree: only sums of equally many
+    micro-batches are added; else there is one sum.
     """
     count = 1
     if in_tree:
@@ -28,8 +28,10 @@ def add_micro_batch(sums: list[tuple[int, Any]], total: Any, *, in_tree: bool) -
 
 
 def sum_over_replicas(tensors: Sequence[Any]) -> list[Any]:
-    """Returns each tensor's sum over replicas, whose branches are added in pairs; None stays
-    None."""
+    """Returns each tensor's sum over replicas, whose branches are added in pairs.
+
+    None stays None.
+    """
     replica = tf.distribute.get_replica_context()
     present = [tf.expand_dims(tensor, 0) for tensor in tensors if tensor is not None]
     if replica.num_replicas_in_sync == 1 or not present:
@@ -38,11 +40,10 @@ def sum_over_replicas(tensors: Sequence[Any]) -> list[Any]:
     for tensor, gathered in zip(present, replica.all_gather(present, axis=0), strict=True):
         gathered.set_shape((replica.num_replicas_in_sync, *tensor.shape[1:]))
         branches = tf.unstack(gathered)
-        # a power of 2 of them: added in pairs, and these sums in pairs again
+        # Their number is a power of 2: they are added in pairs, and these sums in pairs again.
         while len(branches) > 1:
-            branches = [
-                left + right for left, right in zip(branches[::2], branches[1::2], strict=True)
-            ]
+            pairs = zip(branches[::2], branches[1::2], strict=True)
+            branches = [first + second for first, second in pairs]
         sums += branches
     summed = iter(sums)
     return [None if tensor is None else next(summed) for tensor in tensors]
@@ -55,12 +56,12 @@ def dense(gradient: Any) -> Any:
     return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, gradient.dense_shape[0])
 
 
-def _added(left: Any, right: Any) -> Any:
+def _added(first: Any, second: Any) -> Any:
     """Returns the sum of two gradients or other tensors; None counts as nothing."""
-    if left is None or right is None:
-        return right if left is None else left
-    if isinstance(left, tf.IndexedSlices) and isinstance(right, tf.IndexedSlices):
-        values = tf.concat([left.values, right.values], 0)
-        indices = tf.concat([left.indices, right.indices], 0)
-        return tf.IndexedSlices(values, indices, left.dense_shape)
-    return tf.convert_to_tensor(left) + tf.convert_to_tensor(right)
+    if first is None or second is None:
+        return second if first is None else first
+    if isinstance(first, tf.IndexedSlices) and isinstance(second, tf.IndexedSlices):
+        values = tf.concat([first.values, second.values], 0)
+        indices = tf.concat([first.indices, second.indices], 0)
+        return tf.IndexedSlices(values, indices, first.dense_shape)
+    return tf.convert_to_tensor(first) + tf.convert_to_tensor(second)

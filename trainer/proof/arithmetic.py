@@ -34,10 +34,10 @@ def rule(types: str, **linear: Any) -> Callable[[Function], Function]:
     def keep(function: Function) -> Function:
         @functools.wraps(function)
         def of(node: Node) -> Label | list[Label]:
-            found = function(node)
-            if isinstance(found, Axes):
-                return label_by_letters(node, found, **linear)
-            return found
+            result = function(node)
+            if isinstance(result, Axes):
+                return label_by_letters(node, result, **linear)
+            return result
 
         RULES.update(dict.fromkeys(types.split(), of))
         return function
@@ -60,24 +60,31 @@ def label_by_letters(
         operation is linear in each of them and in no other. sums: it adds up along letters that the
         output lacks; why: else what it does.
     """
+    # An input in which the operation is not linear may be no sum and have no power.
     node.axes.append(axes)
     linear = [*axes.inputs] if ALL in (terms, factors) else [*terms, *factors]
     for number in axes.inputs:
         label = node.label(number)
         if number not in linear and (label.kind == SUM or label.power):
             raise Mixes(NOT_LINEAR)
+
+    # Zeros give zeros, as a factor or where nothing else is added.
     labels = [node.label(number) for number in linear]
-    given = [label for label in labels if label.kind != ZERO]
-    if labels and (not given or (factors and len(given) < len(labels))):
+    others = [label for label in labels if label.kind != ZERO]
+    if labels and (not others or (factors and len(others) < len(labels))):
         return Label(ZERO)
-    has_sum = any(label.kind == SUM for label in given)
+
+    # Terms must have one power, and only one factor may be a sum.
+    has_sum = any(label.kind == SUM for label in others)
     if terms and has_sum:
-        given = [label.as_sum() for label in given]
-    if terms and len({label.power for label in given}) > 1:
+        others = [label.as_sum() for label in others]
+    if terms and len({label.power for label in others}) > 1:
         raise Mixes(DIVIDED)
-    if factors and sum(label.kind == SUM for label in given) > 1:
+    if factors and sum(label.kind == SUM for label in others) > 1:
         raise Mixes(NOT_LINEAR)
-    power = sum(label.power for label in given[: 1 if terms else None])
+    power = sum(label.power for label in others[: 1 if terms else None])
+
+    # A sum meets no rows, and the rows go with their letter.
     if has_sum and any(node.settled(number).has_rows for number in axes.inputs):
         raise Mixes("adds rows and a sum over the rows of one replica, or multiplies them")
     if has_sum:
@@ -87,7 +94,7 @@ def label_by_letters(
 
 def _placed(node: Node, axes: Axes, sums: bool, why: str) -> Label:
     """Returns where the rows are in the output, for inputs of which none is a SUM."""
-    found = Label(SAME)
+    output = Label(SAME)
     place = None
     for number, letters in axes.inputs.items():
         label = node.settled(number)
@@ -96,17 +103,17 @@ def _placed(node: Node, axes: Axes, sums: bool, why: str) -> Label:
         letter = letters[label.axis]
         if letter is None:
             raise Mixes(why)
-        if found.has_rows and letter != place:
+        if output.has_rows and letter != place:
             raise Mixes(PAIRS)
-        if found.kind == label.kind == ROWS and found[2:4] != label[2:4]:
+        if output.kind == label.kind == ROWS and output[2:4] != label[2:4]:
             raise NoRule("meets rows in another order")
-        if found.kind != ROWS:
-            found = label._replace(of_metric=False)
+        if output.kind != ROWS:
+            output = label._replace(of_metric=False)
             place = letter
-    if not found.has_rows:
-        return found
+    if not output.has_rows:
+        return output
     if place in axes.output:
-        return found._replace(axis=axes.output.index(place))
+        return output._replace(axis=axes.output.index(place))
     if not sums:
         raise Mixes(why)
     return Label(SUM)
@@ -115,9 +122,10 @@ def _placed(node: Node, axes: Axes, sums: bool, why: str) -> Label:
 def broadcast(node: Node, *numbers: int) -> Axes:
     """Returns the letters of an operation, value by value, on these inputs, or on all."""
     ranks = {number: node.rank(number) for number in numbers or range(len(node.labels))}
-    return Axes(
-        {number: range(-rank, 0) for number, rank in ranks.items()}, range(-max(ranks.values()), 0)
-    )
+    letters: dict[int, Sequence[Any]] = {}
+    for number, rank in ranks.items():
+        letters[number] = range(-rank, 0)
+    return Axes(letters, range(-max(ranks.values()), 0))
 
 
 rule("Add AddV2 Sub", terms=ALL)(broadcast)
@@ -163,14 +171,14 @@ def quotient(node: Node) -> Label:
     " CheckNumerics Real Imag",
     terms=(0,),
 )
-def kept(node: Node) -> Axes | Label:
+def linear_part(node: Node) -> Axes | Label:
     """Gives its first input, up to the sign, or a linear part of it."""
     is_list = not node.dtype.is_numpy_compatible
     return node.label(0) if is_list or node.shapes[0][0] is None else broadcast(node, 0)
 
 
 @rule("IdentityN")
-def each_kept(node: Node) -> list[Label]:
+def all_inputs(node: Node) -> list[Label]:
     """Gives all its inputs."""
     node.read.update(range(len(node.labels)))
     return node.labels
@@ -183,7 +191,7 @@ def cast(node: Node) -> Axes | Label:
     narrows = node.dtype.is_bool or (node.dtype.is_integer and was_floating)
     if narrows and node.label(0).kind != ZERO:
         return label_by_letters(node, broadcast(node))
-    return kept(node)
+    return linear_part(node)
 
 
 @rule("SquaredDifference Sign")
@@ -224,11 +232,11 @@ rule("Max Min Prod All Any EuclideanNorm ArgMax ArgMin")(reduced)
 @rule("Sum Mean")
 def summed(node: Node) -> Label:
     """Sums over rows, or takes the mean of those of one replica."""
-    given = node.label(0) if node.labels[0].kind == ZERO else node.settled(0)
+    label_of_input = node.label(0) if node.labels[0].kind == ZERO else node.settled(0)
     label = label_by_letters(node, reduced(node), terms=(0,), sums=True)
-    if not given.has_rows or label.has_rows:
+    if not label_of_input.has_rows or label.has_rows:
         return label
-    if given.kind == UNIFORM:
+    if label_of_input.kind == UNIFORM:
         return Label(SAME, power=label.power + (node.type == "Sum"))
     return label._replace(power=label.power - (node.type == "Mean"))
 
@@ -246,13 +254,16 @@ rule("Cumprod")(along)
 
 @rule("MatMul BatchMatMulV2 BatchMatMulV3", factors=ALL, sums=True)
 def matrix_product(node: Node) -> Axes:
-    """Sums over the last axis of the first input and the last but one of the second, unless they
-    are transposed."""
+    """Sums over the last axis of the first input and the last but one of the second.
+
+    They are the other two of the last axes where the inputs are transposed.
+    """
     names = ("transpose_a", "transpose_b") if node.type == "MatMul" else ("adj_x", "adj_y")
     inputs: dict[int, Sequence[Any]] = {}
     for number, letters in enumerate((["row", "sum"], ["sum", "column"])):
-        turned = node.attribute(names[number])
-        inputs[number] = [*range(2 - node.rank(number), 0), *(letters[::-1] if turned else letters)]
+        if node.attribute(names[number]):
+            letters.reverse()
+        inputs[number] = [*range(2 - node.rank(number), 0), *letters]
     return Axes(inputs, [*range(2 - max(node.rank(0), node.rank(1)), 0), "row", "column"])
 
 
@@ -288,17 +299,16 @@ def einstein_sum(node: Node) -> Axes:
 def by_row(
     *numbers: int, whole: int | None = None, sizes: int | None = None, summed: bool = False
 ) -> Callable[[Node], Axes]:
-    """Returns the rule of an operation that treats each entry of the first axis of these inputs by
-    itself.
+    """Returns the rule of an operation that treats each entry of the first axis by itself.
 
-    whole: an input that may have no rows; sizes: one of which only the value counts; summed: the
-        entries are added up.
+    numbers: the inputs with such an axis; whole: an input that may have no rows; sizes: one of
+        which only the value counts; summed: the entries are added up.
     """
 
     def of(node: Node) -> Axes:
-        inputs: dict[int, Sequence[Any]] = {
-            number: ["row", *[None] * (node.rank(number) - 1)] for number in numbers
-        }
+        inputs: dict[int, Sequence[Any]] = {}
+        for number in numbers:
+            inputs[number] = ["row", *[None] * (node.rank(number) - 1)]
         if whole is not None:
             inputs[whole] = [None] * node.rank(whole)
         if sizes is not None:
@@ -334,8 +344,7 @@ def counts_of_classes(node: Node) -> Axes:
 
 
 def over_trailing(count: int) -> Callable[[Node], Axes]:
-    """Returns the rule of an operation that mixes values along the last `count` axes of its first
-    input alone."""
+    """Returns the rule of an operation that mixes values along its first input's last axes."""
 
     def of(node: Node) -> Axes:
         letters = [*range(node.rank(0) - count), *[None] * count]

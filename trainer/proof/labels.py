@@ -83,7 +83,9 @@ def label_of_values(first: Any, second: Any, rows: tuple[int, int]) -> Label:
     if first.dtype.kind == "V":  # bfloat16 is no kind of NumPy's own
         first = first.astype(np.float32)
         second = second.astype(np.float32)
-    given = first, second
+
+    # Values of one shape may be equal, or differ by a power of the number of rows.
+    both = first, second
     if first.shape == second.shape:
         if first.dtype.kind in "iufb" and not (np.any(first) or np.any(second)):
             return Label(ZERO)
@@ -96,28 +98,27 @@ def label_of_values(first: Any, second: Any, rows: tuple[int, int]) -> Label:
             if zeros and len(powers) == 1 and float(powers[0]).is_integer():
                 return Label(SAME, power=int(powers[0]))
         return Label(UNKNOWN, why="a constant follows from the number of rows")
+
+    # One axis may follow from the rows, along which each batch has one value, or equal batches.
     sizes = [*zip(first.shape, second.shape, strict=False)]
     axes = [axis for axis, (size, other) in enumerate(sizes) if size != other]
     if first.ndim == second.ndim and len(axes) == 1 and first.size:
         (axis,) = axes
         counts = [size / count for size, count in zip(sizes[axis], rows, strict=True)]
-        # whether each batch has one value for all of its rows
         if counts[0] == counts[1] == int(counts[0]):
-            batches = [
-                of.reshape(*of.shape[:axis], -1, count, *of.shape[axis + 1 :])
-                for of, count in zip(given, rows, strict=True)
-            ]
-            if all(np.all(of == np.take(of, [0], axis + 1)) for of in batches):
-                first, second = (np.take(of, 0, axis + 1) for of in batches)
+            batches = []
+            for values, count in zip(both, rows, strict=True):
+                shape = (*values.shape[:axis], -1, count, *values.shape[axis + 1 :])
+                batches.append(values.reshape(shape))
+            if all(np.all(batch == np.take(batch, [0], axis + 1)) for batch in batches):
+                first, second = (np.take(batch, 0, axis + 1) for batch in batches)
                 label = label_of_values(first, second, rows)
                 if label.kind != SAME:
                     return label
                 alike = np.all(first == np.take(first, [0], axis))
-                return label._replace(
-                    kind=UNIFORM if alike else ROWS,
-                    axis=axis,
-                    blocks=1 if alike else int(counts[0]),
-                )
+                if alike:
+                    return label._replace(kind=UNIFORM, axis=axis, blocks=1)
+                return label._replace(kind=ROWS, axis=axis, blocks=int(counts[0]))
     return Label(MIXED, why="a constant has a value for each place in the batch")
 
 
@@ -138,10 +139,8 @@ def joined(first: Label, second: Label) -> Label:
     if second.kind == UNIFORM and first.kind == ROWS:
         second = second._replace(kind=ROWS, blocks=first.blocks, inner=first.inner)
     if first != second:
-        return Label(
-            UNKNOWN,
-            why=f"is {first.kind} in one branch or turn of a loop and {second.kind} in another",
-        )
+        why = f"is {first.kind} in one branch or turn of a loop and {second.kind} in another"
+        return Label(UNKNOWN, why=why)
     return first
 
 
@@ -157,9 +156,9 @@ def fits(label: Label, shapes: Shapes, rows: tuple[int, int]) -> bool:
             continue
         if label.has_rows and axis == label.axis:
             by_row = [size / count for size, count in zip(sizes, rows, strict=True)]
-            if by_row[0] != by_row[1] or (
-                label.kind == ROWS and by_row[0] != label.blocks * label.inner
-            ):
+            if by_row[0] != by_row[1]:
+                return False
+            if label.kind == ROWS and by_row[0] != label.blocks * label.inner:
                 return False
         elif sizes[0] != sizes[1]:
             return False
@@ -167,11 +166,12 @@ def fits(label: Label, shapes: Shapes, rows: tuple[int, int]) -> bool:
 
 
 def scaled_axes(shapes: Shapes) -> list[int]:
-    """Returns the axes whose length differs between the traces. Raises NoRule if a shape is
-    unknown."""
+    """Returns the axes whose length differs between the traces.
+
+    Raises NoRule if a shape is unknown.
+    """
     first, second = shapes
     if first is None or second is None:
         raise NoRule("a shape is unknown")
-    return [
-        axis for axis, (size, other) in enumerate(zip(first, second, strict=True)) if size != other
-    ]
+    pairs = zip(first, second, strict=True)
+    return [axis for axis, (size, other) in enumerate(pairs) if size != other]

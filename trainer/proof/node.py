@@ -30,8 +30,10 @@ _MOST_VALUES = 4096  # of a tensor that is computed while labels are found
 
 
 class Axes(NamedTuple):
-    """Holds a letter for each axis of the inputs that may have rows, by their numbers, and of the
-    output."""
+    """Holds a letter for each axis of the output and of the inputs that may have rows.
+
+    The inputs are those of these numbers.
+    """
 
     inputs: dict[int, Sequence[Any]]
     output: Sequence[Any]
@@ -39,8 +41,10 @@ class Axes(NamedTuple):
 
 @dataclass(frozen=True)
 class Node:
-    """Holds an operation of both graphs, with what is known of its inputs, and notes which of them
-    a rule reads."""
+    """Holds an operation of both graphs, with what is known of its inputs.
+
+    It notes which of them a rule reads.
+    """
 
     operations: tuple[Any, Any]
     labels: list[Label]  # of the inputs
@@ -49,8 +53,8 @@ class Node:
     rows: tuple[int, int]
     read: set[int] = field(default_factory=set)
     axes: list[Axes] = field(default_factory=list)  # of the rule
-    # of the outputs, where they are constants; empty if none is
-    values_given: list[Values | None] = field(default_factory=list)
+    # the values of outputs that are constants; empty if none is
+    output_values: list[Values | None] = field(default_factory=list)
 
     @property
     def type(self) -> str:
@@ -70,8 +74,10 @@ class Node:
         return first
 
     def shape(self, number: int) -> Shape:
-        """Returns the shape of an input in the first trace. Raises NoRule if its number of axes is
-        unknown."""
+        """Returns the shape of an input in the first trace.
+
+        Raises NoRule if its number of axes is unknown.
+        """
         if (shape := self.shapes[number][0]) is None:
             raise NoRule("a shape is unknown")
         return shape
@@ -88,8 +94,10 @@ class Node:
         return first
 
     def values(self, number: int) -> Values:
-        """Returns the values of an input in both traces. Raises NoRule or Inherited if they are
-        unknown."""
+        """Returns the values of an input in both traces.
+
+        Raises NoRule or Inherited if they are unknown.
+        """
         values = self.known[number]
         if values is None:
             self.label(number)
@@ -109,8 +117,10 @@ class Node:
         return self.labels[number]
 
     def settled(self, number: int) -> Label:
-        """Returns an input's label: zeros as uniform if an axis is as long as there are rows, else
-        as the same."""
+        """Returns an input's label, and for zeros the one that follows from their shape.
+
+        They are uniform if an axis is as long as there are rows, else the same.
+        """
         label = self.label(number)
         if label.kind != ZERO:
             return label
@@ -130,8 +140,7 @@ class Node:
         return label._replace(kind=ROWS, blocks=size // self.rows[0])
 
     def refuse_unread(self) -> None:
-        """Raises Inherited or Mixes if an input that no rule has read is not the same on every
-        replica."""
+        """Raises Inherited or Mixes if an input that no rule has read differs on replicas."""
         for number in {*range(len(self.labels))} - self.read:
             label = self.label(number)
             if label.kind == SUM or label.power:
@@ -140,24 +149,23 @@ class Node:
                 raise Mixes("takes its settings from the rows of one replica")
 
     def output_shapes(self, number: int) -> Shapes:
-        """Returns an output's shape in both traces, also by what is known here and was not when the
-        step was traced."""
+        """Returns an output's shape in both traces.
+
+        It also has what is known here and was not when the step was traced.
+        """
         shapes = [sizes_of(operation.outputs[number].shape) for operation in self.operations]
         for trace, sizes in enumerate(shapes):
             if sizes is None or None not in sizes or number:
                 continue
             if self.type in ("Reshape", "BroadcastTo") and self.known[1]:
-                asked = self.known[1][trace].tolist()
-                shapes[trace] = tuple(
-                    size if told < 0 else told for size, told in zip(sizes, asked, strict=True)
-                )
+                pairs = zip(sizes, self.known[1][trace].tolist(), strict=True)
+                shapes[trace] = tuple(size if target < 0 else target for size, target in pairs)
             elif self.axes:
                 shapes[trace] = self._sizes_by_letters(sizes, trace)
         return shapes[0], shapes[1]
 
     def _sizes_by_letters(self, sizes: Shape, trace: int) -> Shape:
-        """Returns these sizes of the output, those that are unknown by the inputs' axes with the
-        same letters."""
+        """Returns these sizes of the output, the unknown ones by the inputs' equal letters."""
         lengths: dict[Any, Any] = {None: None}
         for number, letters in self.axes[-1].inputs.items():
             for letter, size in zip(letters, self.shapes[number][trace] or (), strict=False):
@@ -170,11 +178,10 @@ class Node:
         return tuple(lengths.get(letter) if size is None else size for letter, size in pairs)
 
     def constants(self) -> list[Values] | None:
-        """Returns the outputs in both traces, computed now, if all inputs are small constants; else
-        None.
+        """Returns the outputs in both traces, computed now, if all inputs are small constants.
 
-        Numbers with a fraction are left to the rules, as the rounding of a sum would be taken for a
-        value; so is what has a value for each row.
+        Otherwise it returns None. Numbers with a fraction are left to the rules, as the rounding of
+        a sum would be taken for a value; so is what has a value for each row.
         """
         operation = self.operations[0]
         if operation.op_def.is_stateful or not self.known or None in self.known:
@@ -192,20 +199,18 @@ class Node:
 
 
 def shapes_with(shapes: Shapes, label: Label, rows: tuple[int, int]) -> Shapes:
-    """Returns a tensor's shapes in both traces with the length of the axis of rows, which its label
-    tells."""
+    """Returns a tensor's shapes in both traces with the length of rows, which its label tells."""
     first, second = shapes
     if label.kind != ROWS or first is None or second is None or label.axis >= len(first):
         return shapes
-    first, second = (
-        (
-            (*shape[: label.axis], label.blocks * label.inner * count, *shape[label.axis + 1 :])
-            if shape[label.axis] is None
-            else shape
-        )
-        for shape, count in zip((first, second), rows, strict=True)
-    )
-    return first, second
+
+    def completed(shape: Shape, count: int) -> Shape:
+        if shape[label.axis] is not None:
+            return shape
+        length = label.blocks * label.inner * count
+        return (*shape[: label.axis], length, *shape[label.axis + 1 :])
+
+    return completed(first, rows[0]), completed(second, rows[1])
 
 
 def sizes_of(shape: Any) -> Shape | None:

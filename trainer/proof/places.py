@@ -35,38 +35,41 @@ def reshaped(node: Node) -> Label:
     if not node.label(0).has_rows:
         node.setting(1)
         return node.label(0)
-    pairs = zip(node.shapes[0], node.values(1), strict=True)
-    if node.label(0).axis == 0 and all(
-        given and given[:1] == (*asked[:1],) for given, asked in pairs
-    ):
+    pairs = [*zip(node.shapes[0], node.values(1), strict=True)]
+    keeps_rows = all(shape and shape[:1] == (*target[:1],) for shape, target in pairs)
+    if node.label(0).axis == 0 and keeps_rows:
         return node.label(0)
+
+    # One axis of the new shape must follow from the rows.
     label = node.whole()
     uniform = node.label(0).kind == UNIFORM
-    sizes = [_resolved(*pair) for pair in zip(node.shapes[0], node.values(1), strict=True)]
+    sizes = [_resolved(*pair) for pair in pairs]
     scaled = scaled_axes((sizes[0], sizes[1]))
     if len(scaled) != 1:
         raise Mixes("cuts the rows of one replica by their number")
     (axis,) = scaled
     outer = math.prod(sizes[0][:axis])
     after = math.prod(sizes[0][axis + 1 :])
-    # what is uniform is in any order
-    orders = [(label.blocks, label.inner), (label.inner, label.blocks)]
-    for order in orders if uniform else orders[:1]:
-        before = math.prod(node.shape(0)[: label.axis]) * order[0]
+
+    # The values before and after the rows must be as many. What is uniform is in any order.
+    layouts = [(label.blocks, label.inner), (label.inner, label.blocks)]
+    for layout in layouts if uniform else layouts[:1]:
+        before = math.prod(node.shape(0)[: label.axis]) * layout[0]
         blocks, rest = divmod(before, outer)
         inner = sizes[0][axis] // (node.rows[0] * max(blocks, 1))
-        if not rest and inner * after == math.prod(node.shape(0)[label.axis + 1 :]) * order[1]:
-            if uniform and (blocks, inner) == order:
+        behind = math.prod(node.shape(0)[label.axis + 1 :]) * layout[1]
+        if not rest and inner * after == behind:
+            if uniform and (blocks, inner) == layout:
                 return node.label(0)._replace(axis=axis)
             return label._replace(axis=axis, blocks=blocks, inner=inner)
     raise Mixes("joins several rows of one replica")
 
 
-def _resolved(given: Shape | None, target: Any) -> Shape:
+def _resolved(shape: Shape | None, target: Any) -> Shape:
     """Returns the sizes that a reshape asks for, without -1."""
-    if given is None or None in given:
+    if shape is None or None in shape:
         raise NoRule("a shape is unknown")
-    rest = math.prod(given) // max(1, math.prod(int(size) for size in target if size >= 0))
+    rest = math.prod(shape) // max(1, math.prod(int(size) for size in target if size >= 0))
     return tuple(rest if size < 0 else int(size) for size in target)
 
 
@@ -150,10 +153,8 @@ def tiled(node: Node) -> Label:
 def stacked(node: Node) -> Axes:
     """Adds an axis along which the inputs lie."""
     letters = range(node.rank(0))
-    return Axes(
-        dict.fromkeys(range(len(node.labels)), letters),
-        _with_new(letters, node.attribute("axis")).output,
-    )
+    output = _with_new(letters, node.attribute("axis")).output
+    return Axes(dict.fromkeys(range(len(node.labels)), letters), output)
 
 
 @rule("Unpack", terms=ALL, why=_PLACES)
@@ -170,16 +171,18 @@ def concatenated(node: Node) -> Axes | Label:
     numbers = range(len(node.labels) - 1)
     letters = range(node.rank(0))
     axis = letters[int(node.value(len(numbers)))]
-    given = [node.settled(number) for number in numbers]
-    if not any(label.has_rows and label.axis == axis for label in given):
+    labels = [node.settled(number) for number in numbers]
+    if not any(label.has_rows and label.axis == axis for label in labels):
         return Axes(dict.fromkeys(numbers, letters), letters)
     powers = {label.power for label in node.labels[:-1] if label.kind != ZERO}
     if len(powers) > 1:
         raise Mixes(DIVIDED)
+
+    # Batches may follow one another if each has its rows in the same order.
     whole = [node.whole(number) for number in numbers]
-    inner = next((label.inner for label in given if label.kind == ROWS), 1)
+    inner = next((label.inner for label in labels if label.kind == ROWS), 1)
     blocks = 0
-    for label, before in zip(whole, given, strict=True):
+    for label, before in zip(whole, labels, strict=True):
         if label.kind != ROWS:
             raise Mixes(_OTHERS)
         repeats = label.blocks * label.inner
@@ -190,21 +193,25 @@ def concatenated(node: Node) -> Axes | Label:
 
 
 def _places(shape: Shape | None, axis: int, index: Any) -> tuple[int, Any]:
-    """Returns where the axis of rows is after x[index], and which of its places are left."""
+    """Returns where the axis of rows is after x[index], and which of its places remain."""
     if shape is None or shape[axis] is None:
         raise NoRule("a number of rows is unknown")
     sizes = [_LONG if size is None else size for size in shape]
     numbers = np.arange(sizes[axis]).reshape(-1, *[1] * (len(sizes) - axis - 1))
-    left = np.broadcast_to(numbers, sizes)[index]  # only the axis of the numbers has strides
-    found = next((place for place, stride in enumerate(left.strides) if stride), None)
-    if found is None or not left.size:
+    remaining = np.broadcast_to(numbers, sizes)[index]  # only the axis of the numbers has strides
+    axis_of_rows = next((place for place, stride in enumerate(remaining.strides) if stride), None)
+    if axis_of_rows is None or not remaining.size:
         raise Mixes(_PLACES)
-    return found, left[tuple(slice(None) if place == found else 0 for place in range(left.ndim))]
+    line: list[Any] = [0] * remaining.ndim
+    line[axis_of_rows] = slice(None)
+    return axis_of_rows, remaining[tuple(line)]
 
 
 def _taken(node: Node, indexes: Sequence[Any]) -> Label:
-    """Returns the label of x[index], which has rows, given the index in each trace: of whole
-    batches, if it cuts the axis of rows."""
+    """Returns the label of x[index], which has rows, by the index in each trace.
+
+    An index that cuts the axis of rows must take whole batches.
+    """
     label = node.label(0)
     pairs = zip(node.shapes[0], indexes, strict=True)
     (axis, first), (_, second) = (_places(shape, label.axis, index) for shape, index in pairs)
@@ -214,10 +221,10 @@ def _taken(node: Node, indexes: Sequence[Any]) -> Label:
     return label._replace(axis=axis)
 
 
-def _batches(label: Label, kept: Sequence[Any], rows: tuple[int, int]) -> Label:
-    """Returns the label of the batches that are left, given the places in each trace."""
+def _batches(label: Label, places_of: Sequence[Any], rows: tuple[int, int]) -> Label:
+    """Returns the label of the batches that remain, by their places in each trace."""
     ends = set()
-    for places, count in zip(kept, rows, strict=True):
+    for places, count in zip(places_of, rows, strict=True):
         if not np.array_equal(places, np.arange(places[0], places[0] + len(places))):
             raise Mixes("takes every other row of one replica, or turns their order round")
         ends.add((places[0] / (count * label.inner), len(places) / (count * label.inner)))
@@ -244,7 +251,8 @@ def split(node: Node) -> list[Label]:
         length = (node.shapes[number][trace] or ())[axis]
         sizes = [length // count] * count if equal else node.values(1)[trace]
         parts.append(np.split(np.arange(length), np.cumsum(sizes)[:-1]))
-    return [_batches(node.whole(number), kept, node.rows) for kept in zip(*parts, strict=True)]
+    pairs = zip(*parts, strict=True)
+    return [_batches(node.whole(number), places_of, node.rows) for places_of in pairs]
 
 
 @rule("Slice")
@@ -255,10 +263,10 @@ def part(node: Node) -> Label:
         return node.label(0)
     indexes = []
     for begins, sizes in zip(node.values(1), node.values(2), strict=True):
-        pairs = zip(begins, sizes, strict=True)
-        indexes.append(
-            tuple(slice(begin, None if size < 0 else begin + size) for begin, size in pairs)
-        )
+        index: list[slice] = []
+        for begin, size in zip(begins, sizes, strict=True):
+            index.append(slice(begin, None if size < 0 else begin + size))
+        indexes.append(tuple(index))
     return _taken(node, indexes)
 
 
@@ -279,9 +287,8 @@ def _strided(node: Node) -> list[Any]:
             elif shrink & bit:
                 index.append(start)
             else:
-                index.append(
-                    slice(None if begin & bit else start, None if end & bit else stop, stride)
-                )
+                first = None if begin & bit else start
+                index.append(slice(first, None if end & bit else stop, stride))
         indexes.append(tuple(index))
     return indexes
 
@@ -303,11 +310,10 @@ def strided_gradient(node: Node) -> Label:
     indexes = _strided(node)
     shapes = [tuple(map(int, shape)) for shape in node.values(0)]
     for axis in range(len(shapes[0])):
-        with suppress(Mixes):  # an axis that an index takes away
-            (found, first), (_, second) = (
-                _places(*pair) for pair in zip(shapes, (axis, axis), indexes, strict=True)
-            )
-            if found == label.axis:
+        with suppress(Mixes):  # an index takes this axis away
+            place, first = _places(shapes[0], axis, indexes[0])
+            _, second = _places(shapes[1], axis, indexes[1])
+            if place == label.axis:
                 break
     else:
         raise NoRule("adds an axis")
@@ -323,17 +329,15 @@ def padded(node: Node) -> Axes | Label:
     """Adds values around others: along rows only whole batches of zeros."""
     label = node.settled(0)
     pads = node.values(1)
-    letters = [
-        axis if not np.any([of[axis] for of in pads]) else None for axis in range(node.rank(0))
-    ]
+    is_padded = [np.any([pad[axis] for pad in pads]) for axis in range(node.rank(0))]
+    letters = [None if padded else axis for axis, padded in enumerate(is_padded)]
     if node.type == "PadV2" and node.label(2).kind != ZERO:
         return label_by_letters(node, Axes({0: letters}, letters), why=_OTHERS)
     if node.type != "Pad" or not label.has_rows or letters[label.axis] is not None:
         return Axes({0: letters}, letters)
     label = node.whole()
-    counts = [
-        of[label.axis] / (count * label.inner) for of, count in zip(pads, node.rows, strict=True)
-    ]
+    pairs = zip(pads, node.rows, strict=True)
+    counts = [pad[label.axis] / (count * label.inner) for pad, count in pairs]
     if not np.array_equal(*counts) or np.any(counts[0] % 1):
         raise Mixes(_OTHERS)
     return label._replace(blocks=label.blocks + int(sum(counts[0])))

@@ -6,6 +6,7 @@ until the labels of what it carries stay as they are.
 """
 
 import functools
+import itertools
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -89,8 +90,10 @@ class Variable(NamedTuple):
 
 
 class Assignment(NamedTuple):
-    """Describes what a variable is given: the label is that of the worst value among an operation's
-    inputs."""
+    """Describes what a variable is given.
+
+    The label is that of the worst value among an operation's inputs.
+    """
 
     variable: Variable
     operation: Any
@@ -99,8 +102,7 @@ class Assignment(NamedTuple):
 
 
 class _Tensor(NamedTuple):
-    """Holds what is known of a tensor: its value if it is a constant, the variable that it refers
-    to."""
+    """Holds what is known of a tensor, such as its value or the variable that it refers to."""
 
     label: Label
     shapes: Shapes
@@ -113,8 +115,10 @@ _Frame = dict[str, _Tensor]  # of one call of a function, by the names that the 
 
 @dataclass
 class Walk:
-    """Labels the tensors of two traces with so many rows, and collects what their operations
-    assign."""
+    """Labels the tensors of two traces, and collects what their operations assign.
+
+    rows: the number of rows in each trace.
+    """
 
     rows: tuple[int, int]
     assignments: list[Assignment] = field(default_factory=list)
@@ -134,27 +138,31 @@ class Walk:
         known: Sequence[Values | None],
         variables: Sequence[Variable | None],
     ) -> tuple[list[Label], list[Values | None]]:
-        """Labels all tensors of two graphs, given what their inputs are; returns the labels and
-        values of outputs.
+        """Labels all tensors of two graphs, given what their inputs are.
 
-        Raises Different if the graphs do not have the same operations in the same order.
+        Returns the labels and values of outputs. Raises Different if the graphs do not have the
+        same operations in the same order.
         """
+        # The frame holds what is known of each tensor of this call, at first of the inputs.
         frame = _Frame()
-        given = zip(graphs[0].inputs, graphs[1].inputs, labels, known, variables, strict=True)
-        for tensor, other, label, value, variable in given:
+        inputs_of_call = zip(
+            graphs[0].inputs, graphs[1].inputs, labels, known, variables, strict=True
+        )
+        for tensor, other, label, value, variable in inputs_of_call:
             sizes = sizes_of(tensor.shape), sizes_of(other.shape)
             shapes = shapes_with(sizes, label, self.rows)
             frame[tensor.name] = _Tensor(label, shapes, value, variable)
+
+        # Both traces must have the same operations, joined alike.
         first, second = (graph.get_operations() for graph in graphs)
         if [operation.type for operation in first] != [operation.type for operation in second]:
             raise Different("the step has other operations with twice as many rows")
-        places_of = [
-            {tensor.name: place for place, tensor in enumerate(_tensors(graph))} for graph in graphs
-        ]
-        for place in _in_order(first):
+        numbers = [_numbers_of_tensors(graph) for graph in graphs]
+        for place in _sorted_by_inputs(first):
             pair = first[place], second[place]
-            wired = zip(places_of, pair, strict=True)
-            inputs = [[of[tensor.name] for tensor in operation.inputs] for of, operation in wired]
+            inputs: list[list[int]] = []
+            for number_of, operation in zip(numbers, pair, strict=True):
+                inputs.append([number_of[tensor.name] for tensor in operation.inputs])
             if inputs[0] != inputs[1]:
                 raise Different(
                     "the operations of the step are joined in another way with twice as many rows"
@@ -171,29 +179,32 @@ class Walk:
         """Labels the outputs of an operation."""
         operation = pair[0]
         inputs = [frame[tensor.name] for tensor in operation.inputs]
-        labels = [given.label for given in inputs]
-        known = [given.value for given in inputs]
-        node = Node(pair, labels, known, [given.shapes for given in inputs], self.rows)
-        variables = [given.variable for given in inputs]
+        labels = [tensor.label for tensor in inputs]
+        known = [tensor.value for tensor in inputs]
+        node = Node(pair, labels, known, [tensor.shapes for tensor in inputs], self.rows)
+        variables = [tensor.variable for tensor in inputs]
+
+        # Its rule gives the labels, or says why there is none.
         results: _Labels
         try:
-            found = self._special(node, variables)
-            results = self._result(node) if found is None else found
+            special = self._special(node, variables)
+            results = self._result(node) if special is None else special
         except Inherited as error:
             results = error.label
         except (Mixes, NoRule) as error:
             kind = MIXED if isinstance(error, Mixes) else UNKNOWN
             results = Label(kind, operation=operation, why=str(error))
+
+        # Each output is checked by its shape, and what mixes rows is noted where it first does.
         of_metric = any(label.of_metric for label in labels)
         for number, tensor in enumerate(operation.outputs):
             label = results[number] if isinstance(results, list) else results
-            value = node.values_given[number] if node.values_given else None
+            value = node.output_values[number] if node.output_values else None
             shapes = shapes_with(node.output_shapes(number), label, self.rows)
             checked = tensor.dtype.is_numpy_compatible and label.kind not in (ZERO, MIXED, UNKNOWN)
             if checked and not fits(label, shapes, self.rows):
-                label = Label(
-                    UNKNOWN, why=f"is labelled {label.kind}, which its shape {shapes} is not"
-                )
+                why = f"is labelled {label.kind}, which its shape {shapes} is not"
+                label = Label(UNKNOWN, why=why)
             if label.is_bad and label.operation is None:
                 label = label._replace(operation=operation)
             if label.kind == MIXED and label.operation is operation:
@@ -208,13 +219,13 @@ class Walk:
     def _result(self, node: Node) -> _Labels:
         """Returns the labels of what an operation without a state gives."""
         if (computed := self._computed(node)) is not None:
-            node.values_given.extend(computed)
+            node.output_values.extend(computed)
             return [label_of_values(*pair, self.rows) for pair in computed]
         if node.type in RULES:
             results = RULES[node.type](node)
             node.refuse_unread()
             if node.type == "Identity":
-                node.values_given.extend(node.known)
+                node.output_values.extend(node.known)
             return results
         if node.operations[0].op_def.is_stateful and node.type not in _HARMLESS:
             raise NoRule(_of_state(node.type))
@@ -231,29 +242,32 @@ class Walk:
     def _computed(self, node: Node) -> list[Values] | None:
         """Returns the values of the outputs, if they follow from constants and shapes alone."""
         if node.type == "Const":
-            first, second = (
-                tf.get_static_value(operation.outputs[0]) for operation in node.operations
-            )
-            return [(np.asarray(first), np.asarray(second))]
+            outputs = [operation.outputs[0] for operation in node.operations]
+            first, second = map(np.asarray, map(tf.get_static_value, outputs))
+            return [(first, second)]
         if node.type == "Minimum" and (limits := _clamped(node)):
             return [limits]
         if node.type not in ("Shape", "ShapeN", "Size", "Rank"):
             return node.constants()
-        if any(shape is None or None in shape for pair in node.shapes for shape in pair):
+        if any(shape is None or None in shape for shape in itertools.chain(*node.shapes)):
             return None
         kinds: dict[str, Callable[[Any], Any]] = {"Size": math.prod, "Rank": len}
         make = kinds.get(node.type, np.asarray)
         dtype = node.dtype.as_numpy_dtype
-        return [
-            (np.asarray(make(first), dtype), np.asarray(make(second), dtype))
-            for first, second in node.shapes
-        ]
+
+        def values(shapes: Shapes) -> Values:
+            return np.asarray(make(shapes[0]), dtype), np.asarray(make(shapes[1]), dtype)
+
+        return [*map(values, node.shapes)]
 
     def _special(self, node: Node, variables: Sequence[Variable | None]) -> _Labels | None:
-        """Returns the outputs of marks, calls, conditions, loops and operations on variables; None
-        for others."""
+        """Returns the outputs of marks, calls, conditions, loops and operations on variables.
+
+        It is None for others.
+        """
+        # The names of marks are those of `trainer.run.one_of_several`.
         operation = node.operations[0]
-        if node.type == "Identity":  # perhaps a mark: see `trainer.run.one_of_several`
+        if node.type == "Identity":
             mark = re.sub(r"_\d+$", "", operation.name.rpartition("/")[2])
             if mark == DRAWN:
                 return Label(ROWS)
@@ -264,21 +278,25 @@ class Walk:
                 if label.has_rows:
                     raise Mixes("adds the rows of replicas up place by place")
                 return label if label.kind == ZERO else label.as_sum()._replace(kind=SAME)
+
+        # A call, a condition or a loop has graphs of its own.
         if node.type == "Placeholder":
             raise NoRule("is fed from outside")
         if node.type in _CALLS:
             (graphs,) = self._graphs(node, "f")
             labels, values = self.graphs(graphs, node.labels, node.known, variables)
-            node.values_given.extend(values)
+            node.output_values.extend(values)
             return labels
         if node.type in _BRANCHES:
             return self._condition(node, variables)
         if node.type in _LOOPS:
             return self._loop(node, variables)
+
+        # All else has a state, and may concern a variable.
         variable = variables[0] if variables else None
         if node.type == "VariableShape" and variable is not None:
             shape = np.asarray(variable.shape, node.dtype.as_numpy_dtype)
-            node.values_given.append((shape, shape))
+            node.output_values.append((shape, shape))
             return Label(SAME)
         if not operation.op_def.is_stateful or node.type in _HARMLESS:
             return None
@@ -298,18 +316,18 @@ class Walk:
         if variable.own_value:
             raise NoRule(f"uses {variable.name}, of which each replica has a value of its own")
         if node.type != "ReadVariableOp":
-            given = [
-                label for label, held in zip(node.labels, variables, strict=True) if held is None
-            ]
-            for held in filter(None, variables):
-                self.assignments += [
-                    self._assignment(node, held, label) for label in given or [Label(SAME)]
-                ]
+            pairs = zip(node.labels, variables, strict=True)
+            labels = [label for label, assigned in pairs if assigned is None] or [Label(SAME)]
+            for assigned in filter(None, variables):
+                self.assignments += [self._assignment(node, assigned, label) for label in labels]
         return Label(SUM, of_metric=True) if variable.is_metric else Label(SAME)
 
     def _assignment(self, node: Node, variable: Variable, label: Label) -> Assignment:
-        """Returns what a variable is given, with a label that is bad unless every replica gives
-        what it must."""
+        """Returns what a variable is given.
+
+        The label is bad unless every replica gives what it must.
+        """
+        # The sum of a metric, or a combined variable, takes what has the power of its combination.
         operation = node.operations[0]
         plain = node.type.startswith("Assign")
         why = ""
@@ -317,9 +335,10 @@ class Walk:
             label = self._doubt[-1]
         elif not label.is_bad and label.kind != ZERO:
             as_sum = label.as_sum()
-            combined = {"mean": -1, "sum": 0}.get(
-                "sum" if variable.is_metric else variable.combined if plain else ""
-            )
+            combination = variable.combined if plain else ""
+            if variable.is_metric:
+                combination = "sum"
+            combined = {"mean": -1, "sum": 0}.get(combination)
             if combined is not None:
                 good = as_sum.kind == SUM and as_sum.power == combined
             else:
@@ -331,6 +350,8 @@ class Walk:
                 elif label.kind == SAME or combined is not None:
                     what = "what differs with the number of replicas by a factor"
                 why = f"gives {variable.name} {what}"
+
+        # No other variable may follow from the counts of one replica.
         if variable.is_metric is False and label.of_metric and not why and not label.is_bad:
             why = "is computed from a metric, of which each replica has counts of its own"
         if why:
@@ -341,34 +362,33 @@ class Walk:
         """Returns the graphs of the functions that attributes name, in both traces."""
         pairs: list[tuple[Any, Any]] = []
         for attribute in attributes:
-            first, second = (
-                [
-                    graph_of_function(operation.graph, function.name)
-                    for function in np.ravel(operation.get_attr(attribute))
-                ]
-                for operation in node.operations
-            )
-            pairs += zip(first, second, strict=True)
+            graphs: list[list[Any]] = []
+            for operation in node.operations:
+                names = [function.name for function in np.ravel(operation.get_attr(attribute))]
+                graphs.append([graph_of_function(operation.graph, name) for name in names])
+            pairs += zip(*graphs, strict=True)
         return pairs
 
     def _condition(self, node: Node, variables: Sequence[Variable | None]) -> _Labels:
         """Returns what both branches give."""
         doubt = self._doubt_of(node.labels[0], node, "a condition")
         self._doubt += doubt
-        found = [
-            self.graphs(pair, node.labels[1:], node.known[1:], variables[1:])[0]
-            for pair in self._graphs(node, *_BRANCHES[node.type])
-        ]
+        results: list[list[Label]] = []
+        for pair in self._graphs(node, *_BRANCHES[node.type]):
+            labels, _ = self.graphs(pair, node.labels[1:], node.known[1:], variables[1:])
+            results.append(labels)
         if doubt:
             return self._doubt.pop()
-        return [functools.reduce(joined, labels) for labels in zip(*found, strict=True)]
+        return [functools.reduce(joined, of_branches) for of_branches in zip(*results, strict=True)]
 
     def _loop(self, node: Node, variables: Sequence[Variable | None]) -> _Labels:
         """Returns what a loop carries in the end."""
         body, condition = self._graphs(node, "body", "cond")
         ends = zip(body[0].inputs, body[0].outputs, strict=True)
-        kept = [given is result for given, result in ends]
-        known = [value if same else None for value, same in zip(node.known, kept, strict=True)]
+        constant = [start is end for start, end in ends]
+        known = [value if same else None for value, same in zip(node.known, constant, strict=True)]
+
+        # Turns are walked until no label changes any more; only the last one counts.
         labels = list(node.labels)
         for _ in range(_MOST_TURNS):
             before = len(self.assignments), len(self.mixed), len(self.stateful)
@@ -385,8 +405,7 @@ class Walk:
         raise NoRule("is a loop whose labels go on changing")
 
     def _doubt_of(self, label: Label, node: Node, what: str) -> list[Label]:
-        """Returns the label of what depends on a condition, if that may differ with the number of
-        replicas."""
+        """Returns the label of what depends on a condition that may differ on replicas, if any."""
         if label.is_bad:
             return [label]
         if label.kind in (SAME, ZERO) and not label.power and not label.of_metric:
@@ -396,17 +415,19 @@ class Walk:
 
 
 def _clamped(node: Node) -> Values | None:
-    """Returns the value of min(max(values, c), c), which is c, as Keras counts classes; None for
-    another minimum."""
+    """Returns the value of min(max(values, c), c), which is c, as Keras counts classes.
+
+    It is None for another minimum.
+    """
     for number in (0, 1):
         others = [operation.inputs[1 - number].op for operation in node.operations]
         pairs = zip(others, node.known[number] or (), strict=False)
-        bounds = [
-            [*map(tf.get_static_value, other.inputs), limit]
-            for other, limit in pairs
-            if other.type == "Maximum"
-        ]
-        if bounds and all(any(np.array_equal(bound, of[-1]) for bound in of[:-1]) for of in bounds):
+        clamped: list[bool] = []
+        for other, limit in pairs:
+            if other.type == "Maximum":
+                bounds = map(tf.get_static_value, other.inputs)
+                clamped.append(any(np.array_equal(bound, limit) for bound in bounds))
+        if clamped and all(clamped):
             return node.known[number]
     return None
 
@@ -418,21 +439,24 @@ def _of_state(kind: str) -> str:
     return "keeps a state of its own, or has effects that the graph does not show"
 
 
-def _in_order(operations: Sequence[Any]) -> list[int]:
-    """Returns the places of operations, each after those that it takes inputs of: a loop may get
-    some later."""
+def _sorted_by_inputs(operations: Sequence[Any]) -> list[int]:
+    """Returns the places of operations, each after those that it takes inputs of.
+
+    In a graph an operation of a loop may stand before some of its inputs.
+    """
     place_of = {operation: place for place, operation in enumerate(operations)}
-    order: dict[int, None] = {}
+    done: dict[int, None] = {}
     waiting = [*reversed(operations)]
     while waiting:
         operation = waiting[-1]
-        before = [tensor.op for tensor in operation.inputs if place_of[tensor.op] not in order]
+        before = [tensor.op for tensor in operation.inputs if place_of[tensor.op] not in done]
         if not before:
-            order[place_of[waiting.pop()]] = None
+            done[place_of[waiting.pop()]] = None
         waiting += before
-    return [*order]
+    return [*done]
 
 
-def _tensors(graph: Any) -> list[Any]:
-    """Returns all tensors of a graph in the order of its operations."""
-    return [tensor for operation in graph.get_operations() for tensor in operation.outputs]
+def _numbers_of_tensors(graph: Any) -> dict[str, int]:
+    """Returns the number of each tensor of a graph, in the order of its operations, by name."""
+    tensors = itertools.chain(*(operation.outputs for operation in graph.get_operations()))
+    return {tensor.name: number for number, tensor in enumerate(tensors)}

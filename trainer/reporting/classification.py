@@ -17,8 +17,10 @@ _Numbers = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Classification:
-    """Holds the confusion matrix of an evaluation; each row counts once, whatever its sample
-    weight."""
+    """Holds the confusion matrix of an evaluation.
+
+    Each row counts once, whatever its sample weight.
+    """
 
     names: tuple[str, ...]  # of the classes
     confusion: _Numbers  # numbers of rows, of shape (true class, predicted class)
@@ -34,28 +36,28 @@ class Classification:
         return {"formulas": CLASS_FORMULAS, "examples": int(self.confusion.sum())}
 
     def least_accurate(self, most: int) -> list[tuple[str, float]]:
-        """Returns names and accuracies of at most `most` classes that have rows, the least accurate
-        first."""
+        """Returns names and accuracies of classes that have rows, the least accurate first.
+
+        most: of so many classes at most.
+        """
         accuracy = self._shares(axis=1)
-        order = np.argsort(accuracy, kind="stable")  # NaN, of classes without rows, comes last
-        return [
-            (self.names[index], float(accuracy[index]))
-            for index in order[:most]
-            if accuracy[index] >= 0
-        ]
+        indexes = np.argsort(accuracy, kind="stable")  # NaN, of classes without rows, comes last
+        worst = [index for index in indexes[:most] if accuracy[index] >= 0]
+        return [(self.names[index], float(accuracy[index])) for index in worst]
 
     def content(self) -> dict[str, Any]:
-        """Returns all numbers for JSON. A class's accuracy is its recall, NaN (null in the file) if
-        it has no rows."""
+        """Returns all numbers for JSON.
+
+        A class's accuracy is its recall, NaN (null in the file) if it has no rows.
+        """
         counts = self.confusion.astype(np.int64)
         examples = counts.sum(axis=1)
         accuracy = self._shares(axis=1)
         precision = self._shares(axis=0)
-        columns = zip(
-            self.names, examples.tolist(), accuracy.tolist(), precision.tolist(), strict=True
-        )
+        columns = (examples.tolist(), accuracy.tolist(), precision.tolist())
         keys = ("name", "examples", "accuracy", "precision")
-        classes = [dict(zip(keys, row, strict=True)) for row in columns]
+        rows = zip(self.names, *columns, strict=True)
+        classes = [dict(zip(keys, row, strict=True)) for row in rows]
         return {
             **self.about,
             "accuracy": self.accuracy,
@@ -64,12 +66,13 @@ class Classification:
         }
 
     def _shares(self, axis: int) -> _Numbers:
-        """Returns, by class, the correct share of the rows summed along `axis`; NaN for a class
-        without rows."""
+        """Returns, by class, the correct share of the rows summed along `axis`.
+
+        It is NaN for a class without rows.
+        """
         whole = self.confusion.sum(axis=axis)
-        return np.divide(
-            self.confusion.diagonal(), whole, out=np.full(whole.shape, np.nan), where=whole > 0
-        )
+        unknown = np.full(whole.shape, np.nan)
+        return np.divide(self.confusion.diagonal(), whole, out=unknown, where=whole > 0)
 
 
 def write_classes(file: Path, classes: Classification) -> dict[str, Any]:

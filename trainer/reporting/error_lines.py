@@ -16,8 +16,7 @@ from trainer.reporting.resources import half_precision
 
 @contextmanager
 def tensorflow_writing(path: Path) -> Iterator[None]:
-    """Turns an error of TensorFlow as it writes files, within the block, into a UserError that
-    names `path`.
+    """Turns an error of TensorFlow as it writes files into a UserError that names `path`.
 
     TensorFlow reports a full disk as a ResourceExhaustedError, like exhausted memory.
     """
@@ -29,8 +28,10 @@ def tensorflow_writing(path: Path) -> Iterator[None]:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Returns whether memory ran out. Another device may raise first, with another type of error
-    that quotes it."""
+    """Returns whether memory ran out.
+
+    Another device may raise first, with another type of error that quotes it.
+    """
     signs = ("OOM when allocating", "RESOURCE_EXHAUSTED", "OUT_OF_MEMORY")
     quoted = isinstance(error, tf.errors.OpError) and any(sign in str(error) for sign in signs)
     return quoted or isinstance(error, (tf.errors.ResourceExhaustedError, MemoryError))
@@ -42,28 +43,24 @@ def out_of_memory(config: TrainConfig, replicas: Replicas) -> UserError:
     twice_as_many = 2 * replicas.micro_batches
     # The smallest number of micro-batches that at least halves the rows of each.
     finer = next((number for number in range(twice_as_many, rows + 1) if rows % number == 0), None)
-    advice = [
-        f"use --micro_batches={finer}" if finer and not replicas.virtual else "",
-        (
-            f"use --virtual_replicas={2 * replicas.virtual}"
-            if replicas.virtual and rows % twice_as_many == 0
-            else ""
-        ),
-        "lower global_batch_size or image_size",
-        "use more replicas" if replicas.on_gpus else "",
-        "" if config.precision.startswith("mixed") else f"or try --precision={half_precision()}",
-    ]
+    advice: list[str] = []
+    if replicas.virtual and rows % twice_as_many == 0:
+        advice.append(f"use --virtual_replicas={2 * replicas.virtual}")
+    elif finer and not replicas.virtual:
+        advice.append(f"use --micro_batches={finer}")
+    advice.append("lower global_batch_size or image_size")
+    if replicas.on_gpus:
+        advice.append("use more replicas")
+    if not config.precision.startswith("mixed"):
+        advice.append(f"or try --precision={half_precision()}")
     return UserError(
         f"out of memory with {replicas.sentence()}, image_size={config.image_size}:"
-        f" {', '.join(filter(None, advice))}; `python -m deploy plan` says what fits"
+        f" {', '.join(advice)}; `python -m deploy plan` says what fits"
     )
 
 
 def one_line(error: Exception) -> str:
     """Returns the error's text on one line, with its type unless it is one of this package."""
-    expected = isinstance(error, (UserError, PlatformFault))
-    return (
-        " ".join(str(error).split())
-        if expected
-        else shortened(f"{type(error).__name__}: {error}", 2000)
-    )
+    if isinstance(error, (UserError, PlatformFault)):
+        return " ".join(str(error).split())
+    return shortened(f"{type(error).__name__}: {error}", 2000)

@@ -48,8 +48,7 @@ class StepLogs:
 
     @property
     def input_wait_seconds(self) -> float:
-        """Returns the longest wait of a worker for its batches, which holds up all other workers
-        too."""
+        """Returns the longest wait of a worker for its batches; all others wait for it."""
         return max(self.waits, default=0.0)
 
     def joined(self, after: "StepLogs") -> "StepLogs":
@@ -58,21 +57,24 @@ class StepLogs:
         return replace(after, values=np.concatenate([self.values, after.values]), waits=waits)
 
     def means(self) -> Scalars:
-        """Returns the mean of every scalar over the steps; a Keras metric replaces a scalar of the
-        same name."""
+        """Returns the mean of every scalar over the steps.
+
+        A Keras metric replaces a scalar of the same name.
+        """
         means = dict(zip(self.names, self.values.mean(axis=0).tolist(), strict=True))
         return {**means, **self.metrics}
 
     def sums(self, before: Scalars) -> Scalars:
-        """Adds the scalars to `before`, one step at a time, so that sums do not depend on how many
-        steps a call has."""
+        """Adds the scalars to `before`, one step at a time.
+
+        So the sums do not depend on how many steps a call has.
+        """
         start = np.array([[before.get(name, 0.0) for name in self.names]])
         totals = np.add.accumulate(np.concatenate([start, self.values]))[-1].tolist()
         return dict(zip(self.names, totals, strict=True))
 
     def first_not_finite(self) -> tuple[int, list[str]] | None:
-        """Returns the first step (from 0) with a NaN or infinite loss, and the names of those
-        losses.
+        """Returns the first step (from 0) with NaN or infinite losses, and their names.
 
         Metrics may be NaN, such as that of a class missing from a batch. They count only if no
         scalar is a loss.
@@ -93,15 +95,13 @@ class WorkerWaits:
     seconds: float = 0.0
 
     def count(self, waits: Sequence[float], seconds: float) -> tuple[int, float] | None:
-        """Counts a call to the devices; returns the slow worker's index and the share of time that
-        it costs, or None.
+        """Counts a call to the devices.
 
-        A worker is slow if its share of time spent waiting is well above the median of the others.
+        Returns the slow worker's index and the share of time that it costs, or None. A worker is
+        slow if its share of time spent waiting is well above the median of the others.
         """
-        self.waits = [
-            total + wait
-            for total, wait in zip(self.waits or [0.0] * len(waits), waits, strict=True)
-        ]
+        totals = self.waits or [0.0] * len(waits)
+        self.waits = [total + wait for total, wait in zip(totals, waits, strict=True)]
         self.seconds += seconds
         most = max(self.waits)
         rest = sorted(self.waits)[:-1]
@@ -129,44 +129,51 @@ class RunningMeans:
 
     @classmethod
     def restored(cls, state: State) -> "RunningMeans":
-        """Restores the result of asdict(). Raises KeyError, TypeError or ValueError for anything
-        else."""
-        return cls(
-            **{
-                **state,
-                "sums": numbers(state["sums"]),
-                "counts": tuple(np.asarray(count, np.float64) for count in state["counts"]),
-                "metrics": numbers(state["metrics"]),
-            }
-        )
+        """Restores the result of asdict().
+
+        Raises KeyError, TypeError or ValueError for anything else.
+        """
+        values = {
+            "sums": numbers(state["sums"]),
+            "counts": tuple(np.asarray(count, np.float64) for count in state["counts"]),
+            "metrics": numbers(state["metrics"]),
+        }
+        return cls(**{**state, **values})
 
     def add(self, logs: StepLogs, seconds: float, timed: bool) -> None:
-        """Adds one call: its steps, scalars and metrics, which are of the epoch so far. `timed` is
-        as in `count`."""
+        """Adds one call: its steps, scalars and metrics, which are of the epoch so far.
+
+        `timed` is as in `count`.
+        """
         self.sums = logs.sums(self.sums)
         self.metrics = logs.metrics
         self.count(logs, seconds, timed)
 
     def add_counts(self, logs: StepLogs, before: MetricCounts) -> None:
-        """Makes the metrics those of the calls since its creation; `before`: the counts at the
-        newest call's begin."""
+        """Makes the metrics those of the calls since its creation.
+
+        `before`: the counts at the newest call's begin.
+        """
         zeros = tuple(map(np.zeros_like, logs.counts))
         shapes = [count.shape for count in logs.counts]
         # A resumed run may have other metrics than before.
-        earlier, begin = (
-            counts if [count.shape for count in counts] == shapes else zeros
-            for counts in (self.counts, before)
-        )
+
+        def or_zeros(counts: MetricCounts) -> MetricCounts:
+            return counts if [count.shape for count in counts] == shapes else zeros
+
+        earlier = or_zeros(self.counts)
+        begin = or_zeros(before)
         of_calls = zip(logs.adds_up, earlier, logs.counts, begin, strict=True)
-        self.counts = tuple(
-            total + now - first if adds else now for adds, total, now, first in of_calls
-        )
+        sums = [total + now - first if adds else now for adds, total, now, first in of_calls]
+        self.counts = tuple(sums)
         if any(np.any(first) for first in begin) or any(np.any(total) for total in earlier):
             self.metrics = logs.results(self.counts)
 
     def count(self, logs: StepLogs, seconds: float, timed: bool) -> None:
-        """Counts the steps of one call, and its seconds if `timed`; the call that traced the graph
-        is not timed."""
+        """Counts the steps of one call, and its seconds if `timed`.
+
+        The call that traced the graph is not timed.
+        """
         self.steps += logs.count
         if timed:
             self.timed_steps += logs.count
@@ -184,8 +191,10 @@ class RunningMeans:
 
     @property
     def input_wait_seconds(self) -> float | None:
-        """Returns the mean seconds per step spent waiting for a batch; None if no call was
-        timed."""
+        """Returns the mean seconds per step spent waiting for a batch.
+
+        It is None if no call was timed.
+        """
         return self.waited_seconds / self.timed_steps if self.timed_steps else None
 
     @property
@@ -241,8 +250,10 @@ class Progress:
         )
 
     def resume(self, saved: SavedProgress) -> None:
-        """Restores what `state` returned. Raises KeyError, TypeError or ValueError for values of
-        other types."""
+        """Restores what `state` returned.
+
+        Raises KeyError, TypeError or ValueError for values of other types.
+        """
         self.seconds_before = float(saved.seconds)
         self.training_seconds = float(saved.training_seconds)
         self.whole = RunningMeans.restored(saved.whole)
@@ -250,8 +261,10 @@ class Progress:
             self.total_steps = int(saved.total_steps)
 
     def advance(self, logs: StepLogs, seconds: float) -> None:
-        """Counts one call to the device. The first call of a process traces the graph and is not
-        timed."""
+        """Counts one call to the device.
+
+        The first call of a process traces the graph and is not timed.
+        """
         self.call_timed = self.first_call_ended is not None
         self.first_call_ended = self.first_call_ended or time.monotonic()
         self.call_seconds = seconds
@@ -285,11 +298,10 @@ class Progress:
         return self.seconds_before + time.monotonic() - self.began
 
     def speeds(self, running: RunningMeans) -> Speeds:
-        """Returns the speeds of the steps in `running`, as stats.jsonl and result.json have them;
-        None if unknown.
+        """Returns the speeds of the steps in `running`, as stats.jsonl and result.json have them.
 
-        TFLOP/s are those of all replicas together. MFU, the model FLOPs utilization, is the share
-        of the data sheet's TFLOP/s that is used.
+        One that is unknown is None. TFLOP/s are those of all replicas together. MFU, the model
+        FLOPs utilization, is the share of the data sheet's TFLOP/s that is used.
         """
         seconds = running.step_seconds
         rate = rounded(self.flops / seconds / 1e12) if self.flops and seconds else None
@@ -306,9 +318,11 @@ class Progress:
         return f"{images_per_second:,.0f} {self.unit}/s" if images_per_second else ""
 
     @property
-    def left_text(self) -> str:
-        """Returns text on the time left at the mean speed so far; "" while that is unknown, and at
-        the end."""
+    def remaining_text(self) -> str:
+        """Returns text on the time left at the mean speed so far.
+
+        It is "" while that is unknown, and at the end.
+        """
         seconds = (self.total_steps - self.step) * (self.whole.step_seconds or 0.0)
         return f"{duration(seconds)} left" if seconds else ""
 

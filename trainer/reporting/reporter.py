@@ -83,7 +83,8 @@ class Reporter:
         self._evaluated: Scalars = {}
         self._quality: QualityOf | None = None  # what the newest image quality was measured with
         self._classes: Mapping[str, Any] = {}  # for result.json, from `classified`
-        self._shown = self.progress.step, time.monotonic()  # step and time of the newest log line
+        # the step and the time of the newest log line
+        self._newest_line = self.progress.step, time.monotonic()
         self._bar: ProgressBar | None = None
         self._gpus: Gpus | None = None
         self._tensorboard: EventFiles | None = None
@@ -99,9 +100,8 @@ class Reporter:
         step = self.progress.run_step - repeats_step
         drop_stats_after(job_dir.root, step)
         self._tensorboard = EventFiles(job_dir.logs, step + 1) if self.config.tensorboard else None
-        self._tuning = (
-            TuningMetric(self.config.tuning_metric) if self.config.tuning_metric else None
-        )
+        metric = self.config.tuning_metric
+        self._tuning = TuningMetric(metric) if metric else None
         self._gpus = Gpus(sum(name.startswith("GPU") for name in self.devices))
         self._bar = ProgressBar(
             "bar",
@@ -113,8 +113,7 @@ class Reporter:
         )
 
     def state(self) -> State:
-        """Returns what a checkpoint stores, so that a resumed run reports the same means and
-        summary."""
+        """Returns what a checkpoint stores, so that a resumed run reports the same numbers."""
         means = {
             "since_report": asdict(self._since_report),
             "since_epoch": asdict(self._since_epoch),
@@ -134,76 +133,69 @@ class Reporter:
         self._counts = tuple(np.asarray(count, np.float64) for count in state["counts"])
 
     def on_call(self, progress: Progress, logs: StepLogs) -> Scalars:
-        """Counts the newest call to the device, updates the progress bar, and returns the epoch's
-        means so far.
+        """Counts the newest call to the device, and returns the epoch's means so far.
 
-        Raises UserError at the first call if this run does not report the tuning metric.
+        It also updates the progress bar. Raises UserError at the first call if this run does not
+        report the tuning metric.
         """
-        # after the first call, when the names are known
+        # The names of values are known after the first call.
         if self._tuning and not progress.call_timed:
-            check_known(
-                "tuning_metric",
-                self._tuning.name,
-                "this run reports",
-                {*logs.means(), *self.metric_names},
-            )
+            names = {*logs.means(), *self.metric_names}
+            check_known("tuning_metric", self._tuning.name, "this run reports", names)
         for running in (self._since_report, self._since_epoch):
             running.add(logs, progress.call_seconds, progress.call_timed)
         self._since_report.add_counts(logs, self._counts)
         self._counts = logs.counts
+
+        # A log that nobody watches by a bar gets a line a minute.
         if self._bar:
             parts = [
                 progress.speed_text(progress.whole.images_per_second),
-                progress.left_text,
+                progress.remaining_text,
                 # Losses come last, where a narrow terminal cuts the line.
                 *(f"{name} {value:.3g}" for name, value in logs.means().items()),
             ]
             text = "  ".join(filter(None, parts))
             self._bar.update(completed=progress.step, total=progress.total_steps, description=text)
-            quiet_s = time.monotonic() - self._shown[1]
+            quiet_s = time.monotonic() - self._newest_line[1]
             if quiet_s >= _QUIET_S and not (self._bar.shown or progress.ends or on_vertex()):
                 self._show(progress, self._head(progress), logs.means())
         return self._since_epoch.means()
 
     def report(self, progress: Progress) -> None:
-        """Reports the means since the last report to stats.jsonl, the log, TensorBoard and
-        tuning."""
+        """Reports the means since the last report: stats.jsonl, log, TensorBoard and tuning."""
         if not self._since_report.steps:
             return
         means = self._since_report.means()
         entry = self._entry(progress, self._since_report)
         self._since_report = RunningMeans(progress.examples_per_step)
-        speed = (
-            {"images_per_second": entry["images_per_second"]} if entry["images_per_second"] else {}
-        )
-        self._publish(
-            "report", progress, entry, {**means, **speed, "memory_gib": entry["memory_gib"]}
-        )
+        values = {**means, "memory_gib": entry["memory_gib"]}
+        if speed := entry["images_per_second"]:
+            values["images_per_second"] = speed
+        self._publish("report", progress, entry, values)
         if not (self.by_epoch and self._final):  # else `epoch_end` sets them
             self._final = {"losses": entry["losses"], "metrics": entry["metrics"]}
         if self._bar:
             log.log(logging.INFO if on_vertex() else logging.DEBUG, status_line(entry, progress))
-            step = self._shown[0]
+            step = self._newest_line[0]
             now = progress.step
             due = progress.ends or now - step >= progress.total_steps / _LINES
             if step < now and due and not (self.by_epoch or on_vertex()):
                 self._show(progress, self._head(progress), means, entry)
 
     def epoch_end(self, progress: Progress) -> Scalars:
-        """Writes the epoch's line of stats.jsonl and the log, with its evaluation; returns its
-        scalars."""
+        """Writes the epoch's line of stats.jsonl and the log, with its evaluation.
+
+        Returns its scalars.
+        """
         means = {**self._since_epoch.means(), **self._evaluated}
         entry: StatsEntry = {**self._entry(progress, self._since_epoch), **by_kind(means)}
         self._append("epoch", progress, entry)
         if self.by_epoch:
             self._final = cast(dict[str, Scalars], by_kind(self._since_epoch.means()))
             total = math.ceil(progress.total_steps / progress.steps_per_epoch)
-            self._show(
-                progress,
-                f"epoch {math.ceil(progress.epoch):{len(str(total))}}/{total}",
-                means,
-                entry,
-            )
+            head = f"epoch {math.ceil(progress.epoch):{len(str(total))}}/{total}"
+            self._show(progress, head, means, entry)
         if self._since_epoch.timed_steps == self._since_epoch.steps == progress.steps_per_epoch:
             self._epoch_seconds.append(self._since_epoch.timed_seconds)
         self._since_epoch = RunningMeans(progress.examples_per_step)
@@ -216,26 +208,27 @@ class Reporter:
         self._evaluated = values
         self._measured.update(values)
         self._publish("evaluation", progress, by_kind(values), values)
-        # at the end of an epoch its own line shows them
+        # At the end of an epoch its own line shows them.
         if progress.step % progress.steps_per_epoch:
             self._show(progress, self._head(progress), values)
 
     def quality(self, progress: Progress, values: Scalars, about: QualityOf) -> None:
-        """Reports image quality by name, {} on a worker that is not the chief; `about`: what it was
-        measured with."""
+        """Reports image quality by name, {} on a worker that is not the chief.
+
+        `about`: what it was measured with.
+        """
         self._quality = about
         self._measured.update(values)
         self._publish("quality", progress, {**by_kind(values), "quality": about}, values)
-        shown = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
+        text = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
         if self._bar:
             log.info(
-                f"step {progress.step:,}  {shown}  ({about['samples']:,} images, features of"
+                f"step {progress.step:,}  {text}  ({about['samples']:,} images, features of"
                 f" {about['features']})"
             )
 
     def classified(self, progress: Progress, classes: Classification | None) -> None:
-        """Writes the newest evaluation's results for each class to their file, and logs the least
-        accurate classes."""
+        """Writes the newest results for each class to their file, and logs the worst classes."""
         if classes is None or not self.job_dir:
             return
         file = self.job_dir.root / CLASSES
@@ -256,11 +249,12 @@ class Reporter:
 
     @property
     def by_epoch(self) -> bool:
-        """Returns whether each epoch gets a log line: if the run's length is in epochs, or if it
-        evaluates."""
-        return self.config.steps is None or any(
-            name.startswith("val_") for name in self.metric_names
-        )
+        """Returns whether each epoch gets a log line.
+
+        It does if the run's length is in epochs, or if it evaluates.
+        """
+        evaluates = any(name.startswith("val_") for name in self.metric_names)
+        return self.config.steps is None or evaluates
 
     def _head(self, progress: Progress) -> str:
         """Returns the beginning of a line about a step."""
@@ -270,14 +264,16 @@ class Reporter:
     def _show(
         self, progress: Progress, head: str, values: Scalars, entry: StatsEntry | None = None
     ) -> None:
-        """Logs a line of these values on the chief, with speed, waiting and time left as far as
-        there is room."""
+        """Logs a line of these values on the chief.
+
+        It has speed, waiting and the remaining time as far as there is room.
+        """
         speed = progress.speed_text(entry["images_per_second"] if entry else None)
         waits = input_wait_text(entry) if entry else ""  # shown before the speed if room is short
         if self._bar:
-            left = "  ".join(filter(None, [waits, progress.left_text]))
-            log.info(fitting_line(head, values, speed, left, self.monitored))
-            self._shown = progress.step, time.monotonic()
+            end = "  ".join(filter(None, [waits, progress.remaining_text]))
+            log.info(fitting_line(head, values, speed, end, self.monitored))
+            self._newest_line = progress.step, time.monotonic()
 
     def _publish(self, kind: str, progress: Progress, entry: StatsEntry, values: Scalars) -> None:
         """Appends a line to stats.jsonl, and reports the values to TensorBoard and tuning."""
@@ -285,24 +281,21 @@ class Reporter:
         if self._tensorboard:
             self._tensorboard.scalars(progress.run_step, values)
         if self._tuning and self._tuning.name in values:
-            self._tuning.report(
-                progress.run_step, values[self._tuning.name], self.latest_checkpoint()
-            )
+            value = values[self._tuning.name]
+            self._tuning.report(progress.run_step, value, self.latest_checkpoint())
 
     def sample(
         self, generate: Callable[..., Any], latent_dim: int, classes: int, progress: Progress
     ) -> None:
-        """Writes a grid of images that `generate` makes from noise, which is the same at every
-        step.
+        """Writes a grid of images that `generate` makes from noise.
 
-        If there are classes, `generate` also takes labels, and each row of the grid shows one
-        class.
+        The noise is the same at every step. If there are classes, `generate` also takes labels, and
+        each row of the grid shows one class.
         """
         if not self.job_dir:
             return
-        picture = sample_grid(
-            generate, self.config.seed, latent_dim, classes, keras.config.floatx()
-        )
+        dtype = keras.config.floatx()
+        picture = sample_grid(generate, self.config.seed, latent_dim, classes, dtype)
         file = self.job_dir.samples / f"{step_name(progress.step)}.png"
         with writing(file):
             file.parent.mkdir(exist_ok=True)
@@ -342,39 +335,38 @@ class Reporter:
 
 
 def fitting_line(
-    head: str, values: Scalars, speed: str, left: str, monitored: Collection[str] = ()
+    head: str, values: Scalars, speed: str, end: str, monitored: Collection[str] = ()
 ) -> str:
-    """Returns a line of at most 100 columns, in which each value stands beside that of the
-    evaluation (val_…).
+    """Returns a line of at most 100 columns, with each value beside its val_… of evaluation.
 
     What has no room is left out: first the speed, then the last values that are not `monitored`.
     """
-    # Losses first, as they stay where there is little room; then the order of `values`, each before
-    # its val_….
-    order = [
-        name.removeprefix("val_")
-        for name in sorted(values, key=lambda name: name.startswith("val_"))
-    ]
-    names = sorted(
-        values,
-        key=lambda name: (not is_loss(name), order.index(name.removeprefix("val_")), len(name)),
-    )
-    numbers = {name: f"{values[name]:.4g}" for name in names}
-    shown = {
-        name: f"{name} {text if len(text) <= 8 else f'{values[name]:.3g}':8}"
-        for name, text in numbers.items()
-    }
+    # Losses come first, as they stay where there is little room; then the values in their order,
+    # each before its val_….
+    ordered = sorted(values, key=lambda name: name.startswith("val_"))
+    plain = [name.removeprefix("val_") for name in ordered]
 
-    def joined(*end: str) -> str:
-        return "  ".join(filter(None, [head, *shown.values(), *end])).rstrip()
+    def place(name: str) -> tuple[bool, int, int]:
+        return not is_loss(name), plain.index(name.removeprefix("val_")), len(name)
 
-    line = joined(speed, left)
+    texts: dict[str, str] = {}
+    for name in sorted(values, key=place):
+        number = f"{values[name]:.4g}"
+        if len(number) > 8:
+            number = f"{values[name]:.3g}"
+        texts[name] = f"{name} {number:8}"
+
+    def joined(*last: str) -> str:
+        return "  ".join(filter(None, [head, *texts.values(), *last])).rstrip()
+
+    # The speed goes first, then one value after another.
+    line = joined(speed, end)
     while len(line) > _WIDTH:
-        line = joined(left)
-        spare = [name for name in shown if name not in monitored] or [*shown]
+        line = joined(end)
+        spare = [name for name in texts if name not in monitored] or [*texts]
         if len(line) <= _WIDTH or not spare:
             break
-        del shown[spare[-1]]
+        del texts[spare[-1]]
     return line
 
 
@@ -408,7 +400,7 @@ def status_line(entry: StatsEntry, progress: Progress) -> str:
         input_wait_text(entry),
         f"{entry['memory_gib']:.2f} GiB",
         *(f"GPU{reading}" for reading in readings if reading),
-        progress.left_text,
+        progress.remaining_text,
     ]
     return "  ".join(filter(None, parts))
 
@@ -436,9 +428,8 @@ class EventFiles:
         """Adds one point to each curve, and writes them to disk."""
         with tensorflow_writing(self._folder), self._writer.as_default():
             for name, value in values.items():
-                tf.summary.write(
-                    name, tf.constant(value, tf.float32), step=step, metadata=_plugin("scalars")
-                )
+                point = tf.constant(value, tf.float32)
+                tf.summary.write(name, point, step=step, metadata=_plugin("scalars"))
             self._writer.flush()
 
     def image(self, step: int, name: str, picture: UInt8Array) -> None:
@@ -462,11 +453,10 @@ def _plugin(name: str) -> Any:
 
 
 class TuningMetric:
-    """Reports one metric to Vertex AI's hyperparameter tuning, which reads the newest 100 values as
-    JSON lines.
+    """Reports one metric to Vertex AI's hyperparameter tuning.
 
-    The format is that of the cloudml-hypertune package:
-    https://github.com/GoogleCloudPlatform/cloudml-hypertune
+    It reads the newest 100 values as JSON lines. The format is that of the cloudml-hypertune
+    package: https://github.com/GoogleCloudPlatform/cloudml-hypertune
     """
 
     def __init__(self, name: str, environment: Mapping[str, str] = os.environ) -> None:

@@ -33,11 +33,10 @@ def peak_memory_gib() -> float:
 
 
 def peak_device_memory_gib(devices: Sequence[str]) -> list[float]:
-    """Returns TensorFlow's peak memory so far on each device; [] for devices on which it does not
-    count memory.
+    """Returns TensorFlow's peak memory so far on each device.
 
-    It includes weights, activations and kernels' workspaces, but not the CUDA context and libraries
-    (about 0.5 GiB).
+    It is [] for devices on which it does not count memory. It includes weights, activations and
+    kernels' workspaces, but not the CUDA context and libraries (about 0.5 GiB).
     """
     try:
         peaks = [tf.config.experimental.get_memory_info(device)["peak"] for device in devices]
@@ -48,15 +47,15 @@ def peak_device_memory_gib(devices: Sequence[str]) -> list[float]:
 
 def gpu_details() -> list[dict[str, Any]]:
     """Returns what TensorFlow knows of each visible GPU: device_name, compute_capability."""
-    return [
-        tf.config.experimental.get_device_details(gpu)
-        for gpu in tf.config.get_visible_devices("GPU")
-    ]
+    gpus = tf.config.get_visible_devices("GPU")
+    return [*map(tf.config.experimental.get_device_details, gpus)]
 
 
 def gpu_names() -> list[str]:
-    """Returns the models of the visible GPUs, such as "NVIDIA A100-SXM4-80GB"; "" for one that is
-    unknown."""
+    """Returns the models of the visible GPUs, such as "NVIDIA A100-SXM4-80GB".
+
+    It is "" for one that is unknown.
+    """
     return [str(details.get("device_name", "")) for details in gpu_details()]
 
 
@@ -71,8 +70,7 @@ def half_precision() -> str:
 
 
 def fast_precision(*, on_gpus: bool) -> str:
-    """Returns the 16-bit precision whose products these GPUs, or this processor, compute faster
-    than float32; "" if there is none.
+    """Returns the 16-bit precision that this machine multiplies faster than float32, or "".
 
     GPUs from compute capability 7.0 on have tensor cores, some processors AMX or avx512_bf16, which
     TensorFlow uses by oneDNN.
@@ -92,11 +90,10 @@ def cpu_info(name: str) -> str:
 
 
 class Gpus:
-    """Reads memory and utilization of this worker's first `count` NVIDIA GPUs, if nvidia-smi is
-    installed.
+    """Reads memory and utilization of this worker's first `count` NVIDIA GPUs.
 
-    nvidia-smi can take seconds, so a thread runs it every 10 seconds, and training never waits for
-    it.
+    It reads nothing where nvidia-smi is not installed. nvidia-smi can take seconds, so a thread
+    runs it every 10 seconds, and training never waits for it.
     """
 
     def __init__(self, count: int) -> None:

@@ -42,15 +42,15 @@ class ResultWriter:
     restarts: int = 0
     steps_repeated: int = 0  # up to the last reported step of each earlier process
     saving_seconds: float = 0.0  # how long this process waited for checkpoints
-    # differences that the user has allowed
+    # the differences on replicas that the user has allowed
     depends_on_replicas: list[str] = field(default_factory=list)
     saved_model: str = ""  # whether model/ agrees with the model in memory, in one line
     not_compared: str = ""  # why it is not known whether the number of replicas changes the result
-    # outcome by the steps that were compared
+    # the outcome of the proof or comparison, by the steps that were compared
     replica_checks: dict[str, str] = field(default_factory=dict)
     # when the first process of this Vertex AI job began, in seconds since 1970
     job_began_at: float = 0.0
-    # its name and why; {} if there is none
+    # the name of a slow worker, and why it is slow; {} if there is none
     slow_worker: dict[str, str] = field(default_factory=dict)
     progress: Progress | None = None  # set once the data and the model are loaded
 
@@ -66,7 +66,7 @@ class ResultWriter:
         goodput = Goodput(began, before)
         if job_dir:
             goodput.recover(before, paid=same_job(before))
-        kept: dict[str, Any] = {name: value for name, value in before.items() if name in _KEPT}
+        counts: dict[str, Any] = {name: value for name, value in before.items() if name in _KEPT}
         job_began_at = before.get("job_began_at") if same_job(before) else None
         return cls(
             job_dir,
@@ -76,7 +76,7 @@ class ResultWriter:
             goodput,
             restarts=before.get("restarts", 0) + restarted,
             job_began_at=job_began_at or time.time(),
-            **kept,
+            **counts,
         )
 
     @property
@@ -85,8 +85,7 @@ class ResultWriter:
         return sum(self.goodput.seconds().values())
 
     def resume(self, progress: Progress) -> None:
-        """Takes the progress to resume from, and counts the steps since then that have to be
-        repeated.
+        """Takes the progress to resume from, and counts the steps that have to be repeated.
 
         They go up to the last step in stats.jsonl or result.json.
         """
@@ -104,8 +103,10 @@ class ResultWriter:
             log.warning(f"{name} is slow: {why}")
 
     def write(self, state: str, measured: Result, error: str | None = None) -> None:
-        """Replaces result.json, on the chief. `measured`: values of the run, such as those of
-        `Reporter.summary`."""
+        """Replaces result.json, on the chief.
+
+        `measured`: values of the run, such as those of `Reporter.summary`.
+        """
         if self.job_dir:
             self.job_dir.write(RESULT, {**self._content(state, error), **measured})
 
@@ -114,17 +115,18 @@ class ResultWriter:
 
         The result of a finished run is not touched.
         """
-        about: Result = (
-            {} if exit_code is None else {"exit_code": exit_code, "settings": self.settings}
-        )
+        about: Result = {}
+        if exit_code is not None:
+            about = {"exit_code": exit_code, "settings": self.settings}
         if self.job_dir:
-            # if the file cannot be written either, the first error is the one to report
+            # If the file cannot be written either, the first error is the one to report.
             with suppress(UserError):
                 if (known := self.job_dir.read_result()).get("state") != "done":
                     self.job_dir.write(RESULT, {**known, **self._content(state, error), **about})
 
     def _content(self, state: str, error: str | None) -> Result:
         """Returns what result.json always has: state, counts and seconds, but no metrics."""
+        # A failure before the model is loaded leaves no progress to tell of.
         seconds = self.goodput.seconds()
         progress = self.progress
         reached: Result = {}
@@ -138,6 +140,8 @@ class ResultWriter:
                 "training_seconds": round(progress.training_seconds, 3),
                 "step_flops": progress.flops or None,
             }
+
+        saving_seconds = self.before.get("saving_seconds", 0.0) + self.saving_seconds
         return {
             "state": state,
             "error": error,
@@ -153,24 +157,18 @@ class ResultWriter:
             "restarts": self.restarts,
             "steps_repeated": self.steps_repeated,
             **cast(Result, {name: value for name in _IF_ANY if (value := getattr(self, name))}),
-            "saving_seconds": round(
-                self.before.get("saving_seconds", 0.0) + self.saving_seconds, 3
-            ),
+            "saving_seconds": round(saving_seconds, 3),
         }
 
 
 def refuse_hopeless_restart(config: TrainConfig, before: Result) -> None:
-    """Raises UserError if Vertex AI has restarted a job that failed because of a mistake, with
-    unchanged settings.
+    """Raises UserError if Vertex AI has restarted a job that a mistake had ended, unchanged.
 
     Vertex AI restarts every job that exits non-zero. Elsewhere it is the user who runs it again, so
     it is tried again.
     """
-    if (
-        same_job(before)
-        and before.get("exit_code") == USER_MUST_CHANGE
-        and before.get("settings") == settings_digest(config)
-    ):
+    failed = same_job(before) and before.get("exit_code") == USER_MUST_CHANGE
+    if failed and before.get("settings") == settings_digest(config):
         log.warning(
             "this job has failed before, and a restart with the same settings cannot fix it:"
         )
@@ -178,8 +176,7 @@ def refuse_hopeless_restart(config: TrainConfig, before: Result) -> None:
 
 
 def same_job(before: Result) -> bool:
-    """Returns whether the process that wrote `before` belonged to the same Vertex AI job as this
-    one."""
+    """Returns whether the process that wrote `before` belonged to this same Vertex AI job."""
     job = before.get("vertex_job")
     return bool(job) and job == os.environ.get("CLOUD_ML_JOB_ID")
 
@@ -190,8 +187,7 @@ def settings_digest(config: TrainConfig) -> str:
 
 
 def library_versions() -> dict[str, str]:
-    """Returns the versions of this package, of Python and of the libraries that the numbers depend
-    on."""
+    """Returns the versions of this package, of Python and of libraries that change numbers."""
     return {
         "trainer": trainer.__version__,
         "python": platform.python_version(),

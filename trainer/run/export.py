@@ -13,7 +13,13 @@ import tempfile
 import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
+from contextlib import (
+    AbstractContextManager,
+    contextmanager,
+    nullcontext,
+    redirect_stdout,
+    suppress,
+)
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +50,9 @@ def export(
     image: tuple[int, ...] = (),
     class_names: tuple[str, ...] = (),
 ) -> None:
-    """Writes `folder` atomically: model.keras, model.h5, saved_model/, further templates (.keras)
-    and serving.json.
+    """Writes the exported model to `folder` atomically.
 
+    Its files: model.keras, model.h5, saved_model/, further templates (.keras) and serving.json.
     model.h5 is left out for what HDF5 cannot hold: a subclassed model, a vocabulary. If a class
     lacks the get_config that Keras needs, model.weights.h5 takes the place of model.keras.
     `input_spec`: a tf.TensorSpec or a nest of them, for a subclassed model, which has no symbolic
@@ -58,19 +64,19 @@ def export(
     with whole_folder(folder) as beside:
         copies = {name: plain_copy(trained) for name, trained in templates.items()}
         template = copies["model"]
-        is_model = templates["model"] is model  # False for a part of it, such as a generator
-        with (
-            compiled_as(template, model, save_optimizer=save_optimizer)
-            if is_model
-            else nullcontext()
-        ):
+        compiled: AbstractContextManager[None] = nullcontext()
+        if templates["model"] is model:  # not a part of it, such as a generator
+            compiled = compiled_as(template, model, save_optimizer=save_optimizer)
+        with compiled:
             for name, network in copies.items():
                 _save(network, beside / f"{name}.keras")
         _save_h5(template, beside / "model.h5")
         _save_for_serving(template, interface, input_spec, beside / "saved_model")
+        # The rest describes the model to servers and the serving verbs, in serving.json.
         inputs = named_leaves(model_inputs(template, input_spec))
         outputs = keras.tree.flatten(template.outputs) if symbolic_inputs(template) else []
         names = ["predictions"] if len(outputs) == 1 else output_names(template)
+        # The loss tells whether the scores of classes are logits.
         loss = interface.loss
         scores = ""
         if class_names and [tuple(leaf.shape[1:]) for leaf in outputs] == [(len(class_names),)]:
@@ -97,14 +103,12 @@ def export(
 
 
 def _specs(named: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Returns, by name, each tensor's type and the shape of one row, in the form of
-    serving.json."""
+    """Returns each tensor's type and the shape of one row, by name, as serving.json has them."""
     return {name: (tf.as_dtype(leaf.dtype).name, list(leaf.shape[1:])) for name, leaf in named}
 
 
 def _save(network: keras.Model, path: Path) -> None:
-    """Saves a network, or only its weights, with a warning, if one of its classes has no usable
-    get_config."""
+    """Saves a network, or only its weights, with a warning, if a class lacks a get_config."""
     try:
         network.save(path)
     except (NotImplementedError, TypeError) as error:
@@ -122,18 +126,18 @@ def _save(network: keras.Model, path: Path) -> None:
 
 
 def load_template_weights(model: keras.Model, path: Path, origin: str = "") -> None:
-    """Sets the weights of the model's networks from saved template models; call it under the
-    strategy's scope.
+    """Sets the weights of the model's networks from saved template models.
 
-    `path`: the model.keras that `export` wrote. A GAN's other networks are read from the files
-        beside it, if they exist; its generator starts from the saved average. Raises UserError that
-        names `origin` if the weights do not fit.
+    Call it under the strategy's scope. `path`: the model.keras that `export` wrote. A GAN's other
+        networks are read from the files beside it, if they exist; its generator starts from the
+        saved average. Raises UserError that names `origin` if the weights do not fit.
     """
     origin = origin or f"initial_model={path}"
     templates = ModelInterface.of(model).templates()
     try:
         template = load_template(path, origin)
-    except UserError:  # such as for a class that is unknown here: the weights alone may still load
+    # A class may be unknown here; the weights alone may still load.
+    except UserError:
         with suppress(Exception):  # Keras raises many types of errors
             templates["model"].load_weights(path)
             return
@@ -153,24 +157,22 @@ def load_template_weights(model: keras.Model, path: Path, origin: str = "") -> N
 
 
 def _without_lora(network: keras.Model) -> list[Any]:
-    """Returns the weights without LoRA's matrices: a template has none, and those of a new model
-    add nothing."""
-    layers = (layer for layer in all_layers(network) if getattr(layer, "lora_enabled", False))
-    lora = {
-        id(weight)
-        for layer in layers
-        for weight in layer.weights
-        if weight.name.startswith("lora_")
-    }
+    """Returns the weights without LoRA's matrices.
+
+    A template has none, and those of a new model add nothing.
+    """
+    lora: set[int] = set()
+    for layer in all_layers(network):
+        if getattr(layer, "lora_enabled", False):
+            lora |= {id(weight) for weight in layer.weights if weight.name.startswith("lora_")}
     return [weight for weight in network.weights if id(weight) not in lora]
 
 
 def load_template(path: Path, origin: str, *, compiled: bool = False) -> keras.Model:
-    """Loads the model in a .keras file that `export` wrote. Raises UserError that names `origin` if
-    that fails.
+    """Loads the model in a .keras file that `export` wrote.
 
     compiled: whether to compile it with the loss, metrics and optimizer that the file holds, if
-        any.
+        any. Raises UserError that names `origin` if that fails.
     """
     try:
         with warnings.catch_warnings():
@@ -185,13 +187,13 @@ def load_template(path: Path, origin: str, *, compiled: bool = False) -> keras.M
 
 
 def plain_copy(model: keras.Model) -> keras.Model:
-    """Returns a float32 copy (float64 for a float64 model) without strategy and synchronized batch
-    norm, LoRA merged.
+    """Returns a copy without strategy and synchronized batch norm, LoRA merged.
 
-    A subclassed model cannot be copied and is returned itself, and so is one whose copy would lack
-    its predict_step.
+    It is of float32, or float64 for a float64 model. A subclassed model cannot be copied and is
+    returned itself, and so is one whose copy would lack its predict_step.
     """
-    copies: dict[int, keras.layers.Layer] = {}  # by id: networks within the model may share a layer
+    # Copies are kept by the id of the layer, as networks within the model may share one.
+    copies: dict[int, keras.layers.Layer] = {}
 
     def copy_of(layer: keras.layers.Layer) -> keras.layers.Layer:
         if id(layer) in copies:
@@ -215,12 +217,13 @@ def plain_copy(model: keras.Model) -> keras.Model:
     copy = _cloned(model, copy_of)
     if copy is model or type(copy).predict_step is not type(model).predict_step:
         return model
+
     # Networks within the model may share inputs, and their copies do not.
-    both = (
-        [layer for layer in all_layers(network) if not isinstance(layer, keras.layers.InputLayer)]
-        for network in (model, copy)
-    )
-    for trained, plain in zip(*both, strict=True):
+    def without_inputs(network: keras.Model) -> list[keras.layers.Layer]:
+        layers = all_layers(network)
+        return [layer for layer in layers if not isinstance(layer, keras.layers.InputLayer)]
+
+    for trained, plain in zip(without_inputs(model), without_inputs(copy), strict=True):
         if plain is not trained:  # a subclassed model within was not copied
             _copy_learnt(trained, plain)
     return copy
@@ -229,9 +232,8 @@ def plain_copy(model: keras.Model) -> keras.Model:
 def _cloned(
     model: keras.Model, copy_of: Callable[[keras.layers.Layer], keras.layers.Layer]
 ) -> keras.Model:
-    """Returns a clone of the model built from copies of its layers, or a subclassed model
-    itself."""
-    # so that clone_model copies no training state
+    """Returns a clone of the model made of copies of its layers, or a subclassed model itself."""
+    # An uncompiled model has no training state that clone_model would copy.
     compiled = model.compiled
     model.compiled = False
     try:
@@ -243,8 +245,7 @@ def _cloned(
 
 
 def _copy_learnt(trained: keras.layers.Layer, plain: keras.layers.Layer) -> None:
-    """Copies a layer's own weights and assets, such as a vocabulary, by the methods that Keras
-    saves and loads with."""
+    """Copies a layer's own weights and assets, such as a vocabulary, as Keras saves and loads."""
     values: dict[str, Any] = {}
     trained.save_own_variables(values)
     plain.load_own_variables(
@@ -257,8 +258,10 @@ def _copy_learnt(trained: keras.layers.Layer, plain: keras.layers.Layer) -> None
 
 
 def _save_h5(template: keras.Model, path: Path) -> None:
-    """Saves model.h5 if HDF5 can hold the model. It is uncompiled, since Keras cannot load a
-    compiled one from HDF5."""
+    """Saves model.h5 if HDF5 can hold the model.
+
+    It is uncompiled, since Keras cannot load a compiled one from HDF5.
+    """
     saved = path.with_suffix(".keras")
     why = ""
     if not symbolic_inputs(template):
@@ -270,7 +273,7 @@ def _save_h5(template: keras.Model, path: Path) -> None:
             if any(name.startswith("assets/") for name in archive.namelist()):
                 why = "a vocabulary, or another file that a layer saves; model.keras has it"
     if why:
-        # once, though rehearsal and export both save
+        # The rehearsal and the export both save, and one warning is enough.
         warn_once(f"model.h5 is not written: HDF5 cannot hold {why}")
         return
     # HDF5 crashes on a full disk, so an ordinary file of at least the same size is written first,
@@ -284,14 +287,14 @@ def _save_for_serving(
 ) -> None:
     """Writes a SavedModel whose endpoint `serve` takes the model's inputs by name."""
     inputs = model_inputs(template, input_spec)
-    signature = [
-        tf.TensorSpec(leaf.shape, leaf.dtype, name=name) for name, leaf in named_leaves(inputs)
-    ]
+    leaves = named_leaves(inputs)
+    signature = [tf.TensorSpec(leaf.shape, leaf.dtype, name=name) for name, leaf in leaves]
     archive = keras.export.ExportArchive()
     archive.track(template)
 
-    def answers(*leaves: Any) -> Any:
-        return interface.serve(outputs_of(template, (keras.tree.pack_sequence_as(inputs, leaves),)))
+    def answers(*tensors: Any) -> Any:
+        arguments = (keras.tree.pack_sequence_as(inputs, tensors),)
+        return interface.serve(outputs_of(template, arguments))
 
     archive.add_endpoint("serve", answers, signature)
     with tensorflow_writing(folder), redirect_stdout(io.StringIO()):  # write_out prints a summary
@@ -299,16 +302,17 @@ def _save_for_serving(
 
 
 def model_inputs(template: keras.Model, input_spec: Any = None) -> Any:
-    """Returns the symbolic inputs in the structure that `call` takes, or `input_spec` for a
-    subclassed model."""
+    """Returns the symbolic inputs as `call` takes them, or a subclassed model's `input_spec`."""
     if not symbolic_inputs(template):
         return input_spec
     return template.inputs[0] if isinstance(template, keras.Sequential) else template.input
 
 
 def named_leaves(inputs: Any) -> list[tuple[str, Any]]:
-    """Returns (name, leaf) for each leaf of a nest of inputs or rows: its key, or its own name, or
-    its position."""
+    """Returns (name, leaf) for each leaf of a nest of inputs or rows.
+
+    The name is its key, or its own name, or its position.
+    """
     named = []
     for path, leaf in keras.tree.flatten_with_path(inputs):
         name = "_".join(map(str, path))
@@ -319,8 +323,10 @@ def named_leaves(inputs: Any) -> list[tuple[str, Any]]:
 
 
 def random_rows(specs: Mapping[str, Any], about: Servable, rows: int) -> list[Any]:
-    """Returns an array of random rows for each input; integers are 0, text is always "a b", images
-    are random bytes."""
+    """Returns an array of random rows for each input.
+
+    Integers are 0, text is always "a b", and images are random bytes.
+    """
     draw = np.random.default_rng(0)
 
     def column(spec: Any) -> Any:
@@ -330,9 +336,9 @@ def random_rows(specs: Mapping[str, Any], about: Servable, rows: int) -> list[An
             return draw.integers(0, 256, shape, np.uint8)
         if dtype.kind == "O":
             return np.full(shape, b"a b", object)
-        return (
-            draw.normal(size=shape).astype(dtype) if dtype.kind == "f" else np.zeros(shape, dtype)
-        )
+        if dtype.kind == "f":
+            return draw.normal(size=shape).astype(dtype)
+        return np.zeros(shape, dtype)
 
     return [column(spec) for spec in specs.values()]
 
@@ -344,13 +350,12 @@ _STEP_METHODS = ("train_step", "test_step", "compute_loss")
 def compiled_as(
     template: keras.Model, model: keras.Model, *, save_optimizer: bool
 ) -> Iterator[None]:
-    """Compiles `template`, a plain copy of the trained `model`, with the model's loss and
-    optimizer, within the block.
+    """Compiles `template` with the loss and optimizer of the trained `model`, within the block.
 
-    It stays uncompiled, with a warning that says why, if a process without the user's code could
-    not load it compiled.
-    save_optimizer: whether the state of the optimizer is copied, too. A subclassed model is its own
-        template, and always keeps that state.
+    The template is a plain copy of the model. It stays uncompiled, with a warning that says why, if
+    a process without the user's code could not load it compiled. save_optimizer: whether the state
+    of the optimizer is copied, too. A subclassed model is its own template, and always keeps that
+    state.
     """
     compiled = model.compiled
     interface = ModelInterface.of(model)
@@ -366,22 +371,21 @@ def compiled_as(
     if why_not or not compiled:
         template.compiled = False
     elif template is not model:
-        config = (
-            plain_compile()
-            if plain_compile
-            else keras.saving.deserialize_keras_object(model.get_compile_config())
-        )
+        if plain_compile:
+            config = plain_compile()
+        else:
+            config = keras.saving.deserialize_keras_object(model.get_compile_config())
         template.compile(**config)
         if save_optimizer:
             template.optimizer.build(template.trainable_variables)
             used = getattr(interface.optimizer, "inner_optimizer", interface.optimizer)
-            trained, new = (
-                # A learning rate is a variable only if it is no schedule.
+            # A learning rate is left out, as it is a variable only if it is no schedule.
+            sources, targets = (
                 [variable for variable in optimizer.variables if variable.name != "learning_rate"]
                 for optimizer in (used, template.optimizer)
             )
-            if [source.shape for source in trained] == [target.shape for target in new]:
-                for source, target in zip(trained, new, strict=True):
+            if [source.shape for source in sources] == [target.shape for target in targets]:
+                for source, target in zip(sources, targets, strict=True):
                     target.assign(keras.ops.convert_to_numpy(source))
             else:  # because of LoRA or frozen weights
                 warn_once(
@@ -395,8 +399,7 @@ def compiled_as(
 
 
 def _why_not_compiled(model: keras.Model, *, has_steps: bool) -> str:
-    """Returns why what `compile` got cannot be loaded without the user's code, or not as it was; ""
-    if it can.
+    """Returns why a compiled template cannot be loaded without the user's code, or "" if it can.
 
     has_steps: whether the template has the model's own train_step and test_step.
     """
@@ -404,7 +407,8 @@ def _why_not_compiled(model: keras.Model, *, has_steps: bool) -> str:
     own = [name for name in _STEP_METHODS if getattr(kind, name) is not getattr(keras.Model, name)]
     if own and not has_steps:
         return f"{kind.__name__} has a {own[0]} of its own"
-    parts: list[dict[str, Any]] = []  # every object of JSON in the configuration, however deep
+    # The hook of the parser collects every object of the configuration, however deep it lies.
+    parts: list[dict[str, Any]] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Keras warns that it cannot save a lambda
         try:
@@ -433,12 +437,9 @@ def _why_not_compiled(model: keras.Model, *, has_steps: bool) -> str:
 def _is_saved_with_less(loss: keras.Loss) -> bool:
     """Returns whether saving a loss loses an argument, as delta of Huber in Keras 3.15."""
     copy = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(loss))
-    before, after = (
-        {
-            name: value
-            for name, value in vars(part).items()
-            if isinstance(value, (int, float, str, dict))
-        }
-        for part in (loss, copy)
-    )
-    return before != after
+
+    def settings(part: keras.Loss) -> dict[str, Any]:
+        types = (int, float, str, dict)
+        return {name: value for name, value in vars(part).items() if isinstance(value, types)}
+
+    return settings(loss) != settings(copy)

@@ -43,8 +43,10 @@ _GRACE_S = 30  # for open requests, after SIGTERM
 
 @dataclass(eq=False)
 class _Part:
-    """Holds rows of one shape from one request, at most as many as a call takes, and the future of
-    their answers."""
+    """Holds rows of one shape from one request and the future of their answers.
+
+    They are at most as many as a call takes.
+    """
 
     columns: Columns
     answers: asyncio.Future[list[Any]]
@@ -55,11 +57,11 @@ class _Part:
 
 
 class Batcher:
-    """Answers all waiting rows in one call of the model, on the event loop if the call is short,
-    else in a thread.
+    """Answers all waiting rows in one call of the model.
 
-    Rows that arrive meanwhile wait for the next call. A request with more rows than a call takes is
-    cut into parts of which one waits at a time, so that other requests get their turn in between.
+    The call is made on the event loop if it is short, else in a thread. Rows that arrive meanwhile
+    wait for the next call. A request with more rows than a call takes is cut into parts of which
+    one waits at a time, so that other requests get their turn in between.
     """
 
     def __init__(self, model: ServedModel) -> None:
@@ -70,12 +72,11 @@ class Batcher:
         self._short_rows = 0  # a call of at most so many rows has taken less than _SHORT_CALL_S
 
     async def answer(self, columns: Columns) -> list[Any]:
-        """Returns the answers to rows of one shape, in order; a BadRow for each row that has
-        none."""
+        """Returns the answers to rows of one shape, in order; a BadRow where there is none."""
         answers: list[Any] = []
         most = self.model.most_rows
-        for at in range(0, len(columns[0]), most):
-            rows = tuple(column[at : at + most] for column in columns)
+        for begin in range(0, len(columns[0]), most):
+            rows = tuple(column[begin : begin + most] for column in columns)
             part = _Part(rows, asyncio.get_running_loop().create_future())
             self._waiting.append(part)
             if not self._calls or self._calls.done():
@@ -84,26 +85,25 @@ class Batcher:
         return answers
 
     async def _answer_waiting(self) -> None:
-        """Makes call after call while parts wait, and gives each part its answers or the error of
-        its call."""
+        """Makes call after call while parts wait, and gives each its answers or its error."""
         while self._waiting:
-            # A call takes parts in their order: those of the first one's shape that fit.
+            # A call takes the waiting parts of the first one's shape, in order, that fit.
             shapes = self._waiting[0].shapes
             room = self.model.most_rows
             taken: list[_Part] = []
-            left: list[_Part] = []
+            remaining: list[_Part] = []
             for part in self._waiting:
                 if part.shapes == shapes and len(part.columns[0]) <= room:
                     taken.append(part)
                     room -= len(part.columns[0])
                 else:
-                    left.append(part)
-            self._waiting = left
+                    remaining.append(part)
+            self._waiting = remaining
             try:
-                together = zip(*(part.columns for part in taken), strict=True)
-                columns = tuple(
-                    rows[0] if len(taken) == 1 else np.concatenate(rows) for rows in together
-                )
+                columns = taken[0].columns
+                if len(taken) > 1:
+                    together = zip(*(part.columns for part in taken), strict=True)
+                    columns = tuple(np.concatenate(rows) for rows in together)
                 began = time.perf_counter()
                 count = len(columns[0])
                 if count <= self._short_rows:
@@ -111,10 +111,11 @@ class Batcher:
                 else:
                     loop = asyncio.get_running_loop()
                     answers = await loop.run_in_executor(self._thread, self.model.answer, columns)
-                short = time.perf_counter() - began < _SHORT_CALL_S
-                self._short_rows = (
-                    max(self._short_rows, count) if short else min(self._short_rows, count - 1)
-                )
+                # The next calls learn from this one how many rows are short.
+                if time.perf_counter() - began < _SHORT_CALL_S:
+                    self._short_rows = max(self._short_rows, count)
+                else:
+                    self._short_rows = min(self._short_rows, count - 1)
             except Exception as error:  # only the requests of this call fail; the server goes on
                 for part in taken:
                     if not part.answers.cancelled():
@@ -122,7 +123,7 @@ class Batcher:
                 continue
             for part in taken:
                 count = len(part.columns[0])
-                # the server stops, and its time for open requests is over
+                # A future is cancelled when the server stops and its grace is over.
                 if not part.answers.cancelled():
                     part.answers.set_result(answers[:count])
                 answers = answers[count:]
@@ -131,8 +132,10 @@ class Batcher:
 
 @dataclass(eq=False)
 class Server:
-    """Answers requests with the model that `load` returns, by 503 until then; passes an error of
-    `load` to `stop`."""
+    """Answers requests with the model that `load` returns, by 503 until then.
+
+    An error of `load` is passed to `stop`.
+    """
 
     load: Callable[[], ServedModel]
     stop: Callable[[Exception], None]
@@ -142,8 +145,10 @@ class Server:
     parser: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "parser"))
 
     def application(self) -> Starlette:
-        """Returns the application. Vertex AI may name its paths: AIP_HEALTH_ROUTE,
-        AIP_PREDICT_ROUTE."""
+        """Returns the application.
+
+        Vertex AI may name its paths: AIP_HEALTH_ROUTE, AIP_PREDICT_ROUTE.
+        """
         health = os.environ.get("AIP_HEALTH_ROUTE", "/health")
         predict = os.environ.get("AIP_PREDICT_ROUTE", "/predict")
 
@@ -185,15 +190,15 @@ class Server:
 
     async def metadata(self, request: Request) -> Response:
         """Returns what the model takes and returns."""
-        return (
-            JSONResponse(self.batcher.model.metadata()) if self.batcher else _refused(503, _LOADING)
-        )
+        if not self.batcher:
+            return _refused(503, _LOADING)
+        return JSONResponse(self.batcher.model.metadata())
 
     async def predict(self, request: Request) -> Response:
         """Returns the answers to all rows of a request, or why there are none."""
         if not self.batcher:
             return _refused(503, _LOADING)
-        # a stream has no length: assume the most
+        # A stream declares no length and counts as the largest request.
         declared = int(request.headers.get("content-length", MOST_BYTES))
         size = min(max(declared, _LEAST_BYTES), MOST_BYTES)
         if self.waiting_bytes + size > _WAITING_BYTES:
@@ -203,6 +208,8 @@ class Server:
                 {"Retry-After": "2"},
             )
         self.waiting_bytes += size
+
+        # Every way in which an answer may fail has a status of its own.
         try:
             content = await _body(request, too_large=declared > MOST_BYTES)
             if content is None:
@@ -225,9 +232,12 @@ class Server:
             self.waiting_bytes -= size
 
     async def _answer(self, batcher: Batcher, content: bytes) -> Response:
-        """Returns the response with all answers. Raises BadRow for a malformed body or a row that
-        has no answer."""
+        """Returns the response with all answers.
 
+        Raises BadRow for a malformed body or a row that has no answer.
+        """
+
+        # The JSON of a large request would keep the event loop from others.
         async def run(function: Callable[..., Any], *arguments: Any) -> Any:
             if len(content) <= _INLINE_BYTES:
                 return function(*arguments)
@@ -237,13 +247,14 @@ class Server:
 
         blocks = await run(_blocks, batcher.model, content)
         parts = await asyncio.gather(*(batcher.answer(columns) for _, columns in blocks))
+        # Each block knows the places of its rows in the request.
         by_place: dict[int, Any] = {}
         for (places, _), part in zip(blocks, parts, strict=True):
             by_place |= zip(places, part, strict=True)
-        answers = [by_place[at] for at in range(len(by_place))]
-        for at, answer in enumerate(answers):
+        answers = [by_place[place] for place in range(len(by_place))]
+        for place, answer in enumerate(answers):
             if isinstance(answer, BadRow):
-                raise BadRow(f"instances[{at}]: {answer}")
+                raise BadRow(f"instances[{place}]: {answer}")
         response: Response = await run(JSONResponse, {"predictions": answers})
         return response
 
@@ -254,6 +265,7 @@ def serve(load: Callable[[], ServedModel], host: str, port: int) -> None:
     The port listens before `load` is called. Raises UserError if the port cannot be opened, and
     what `load` raises.
     """
+    # An error in loading ends the server, and is raised after it.
     errors: list[Exception] = []
 
     def stop(error: Exception) -> None:
@@ -283,14 +295,16 @@ def serve(load: Callable[[], ServedModel], host: str, port: int) -> None:
 
 
 async def _body(request: Request, *, too_large: bool) -> bytes | None:
-    """Returns the body of a request, or None if it is too large; raises TimeoutError if it does not
-    arrive in time."""
+    """Returns the body of a request, or None if it is too large.
+
+    Raises TimeoutError if it does not arrive in time.
+    """
     content = bytearray()
     try:
         async with asyncio.timeout(_BODY_S):
             async for part in request.stream():
                 too_large = too_large or len(content) + len(part) > MOST_BYTES
-                # else the rest is read and dropped: who still sends reads no answer
+                # The rest is read and dropped, as a client that still sends reads no answer.
                 if not too_large:
                     content += part
     except TimeoutError:
@@ -300,8 +314,10 @@ async def _body(request: Request, *, too_large: bool) -> bytes | None:
 
 
 def _blocks(model: ServedModel, content: bytes) -> list[tuple[Sequence[int], Columns]]:
-    """Parses a request into blocks of rows of one shape, with their places. Raises BadRow for a
-    malformed one."""
+    """Parses a request into blocks of rows of one shape, with their places.
+
+    Raises BadRow for a malformed one.
+    """
     form = 'the body must be JSON as {"instances": […]}'
     try:
         body = json.loads(content.decode())

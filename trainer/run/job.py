@@ -86,11 +86,13 @@ def run(
     signals = leave_on_signals() if job.cluster.several else nullcontext()
 
     with closing(job.job_dir.mirror), signals, job.tracking, job.workers():
-        # once all workers have met, so that all of them end
+        # It is refused once all workers have met, so that all of them end.
         refuse_hopeless_restart(config, job.result.before)
         if job.cluster.is_chief:
             job.refuse_changed_data("files", job.files)
         replicas = job.connect()
+
+        # The chief compares one replica and two in a child process while the run is prepared.
         unchecked = job.cluster.is_chief and "replica_check" not in job.earlier
         compares = unchecked and needs_check(config, replicas.count)
         with closing(ReplicaCheck(command[3:])) if compares else nullcontext() as check:
@@ -99,6 +101,8 @@ def run(
                 job.tracking.begin()  # sends to the tracker what an earlier start could not
                 log.info(ended)
                 return DONE
+
+            # From here on the run is recorded, and trains once the check allows it.
             if job.cluster.is_chief:
                 write_run_info(run)
             job.tracking.begin()
@@ -114,8 +118,10 @@ def run(
 
 
 def act_on_check(run: TrainingRun, verdict: ReplicaVerdict) -> None:
-    """Records whether one replica and two give the same numbers; raises UserError if they must and
-    do not."""
+    """Records whether one replica and two give the same numbers.
+
+    Raises UserError if they must and do not.
+    """
     job = run.job
     replicas = run.setup.replicas
     paid = replicas.on_gpus and replicas.count > 1
@@ -158,9 +164,9 @@ def restored_run(
     first_step: int = 0,
     before: int = 0,
 ) -> TrainingRun:
-    """Returns the run as its newest checkpoint has it; without one it begins at `first_step`, and
-    sets first weights.
+    """Returns the run as its newest checkpoint has it.
 
+    Without one it begins at `first_step`, and sets first weights.
     before: the steps of earlier calls of `fit` in a script, after which those of the checkpoints
         count.
     """
@@ -175,6 +181,8 @@ def restored_run(
         f"trains {config.model} on {setup.dataset.train.count:,} examples{source},"
         f" {setup.dataset.shape}"
     )
+
+    # Restores the variables, or sets the first ones.
     with job.result.goodput.within(RESTORE):
         step, saved = checkpoints.restore() or (before + first_step, None)
         if saved is not None:
@@ -182,6 +190,8 @@ def restored_run(
             refresh_normalization(setup.model)
         else:
             starting_weights(config, setup)
+
+    # Makes the objects whose state a checkpoint also holds, and restores it.
     step -= before
     schedule = setup.schedule
     if schedule.left_out:
@@ -206,6 +216,8 @@ def restored_run(
     state = RunState(progress, reporter, best, callbacks, rates, str(checkpoints.restored))
     if saved is not None:
         state.resume(saved)
+
+    # Settings may have changed before the first checkpoint, and run.json is then of another run.
     job.result.resume(progress)
     same_run = saved is not None or not changed_settings(mapping(job.earlier, "config"), config)
     earlier = job.earlier if same_run else {}
@@ -223,26 +235,30 @@ def _dependences(setup: TrainingSetup) -> list[str]:
 
 
 def _ended_before(run: TrainingRun) -> str | None:
-    """Returns the line to log if an earlier start has already ended this run, else None. Only the
-    chief decides."""
+    """Returns the line to log if an earlier start has already ended this run, else None.
+
+    Only the chief decides.
+    """
     before = run.job.result.before
     progress = run.state.progress
     job_dir = run.job.job_dir
-    if (
-        not run.job.cluster.is_chief
-        or before.get("steps") != progress.step
-        or not job_dir.mirror.holds(job_dir.model)
-    ):
+    if not run.job.cluster.is_chief or before.get("steps") != progress.step:
         return None
+    if not job_dir.mirror.holds(job_dir.model):
+        return None
+
+    # A finished run goes on only for more steps, and one that stopped early for more patience too.
     state = before.get("state")
-    asked = progress.asked_steps
-    if state == "done" and (progress.finished or before.get("asked_steps") == asked):
-        more = f"more than {max(asked, progress.step):,} steps"
-        steps = f"{progress.step:,} of {asked:,} steps"
-        if progress.total_steps < asked:
+    requested = progress.asked_steps
+    if state == "done" and (progress.finished or before.get("asked_steps") == requested):
+        more = f"more than {max(requested, progress.step):,} steps"
+        steps = f"{progress.step:,} of {requested:,} steps"
+        if progress.total_steps < requested:
             more += " and a larger --patience" if run.job.config.early_stopping else ""
             return f"finished already: stopped early after {steps}: use {more} to continue"
         return f"finished already: {steps} are done: use {more} to continue"
+
+    # A spent budget ends the run again, unless it was raised.
     minutes = run.job.config.max_minutes
     if state == "budget" and minutes and before.get("wall_seconds", 0.0) >= 60 * minutes:
         steps = f"after {progress.step:,} steps"
@@ -267,8 +283,13 @@ def write_run_info(run: TrainingRun, config: TrainConfig | None = None) -> None:
     notes = dict(data.notes)
     if skipped := notes.pop("skipped", []):
         job_dir.write(SKIPPED_IMAGES, skipped)
+
+    # The entries say what the numbers of the run depend on, and where they were made.
     replicas = setup.replicas
     schedule = setup.schedule
+    strategy = type(replicas.strategy).__name__
+    if replicas.cluster.several:
+        strategy = "MultiWorkerMirroredStrategy"
     about: RunInfo = {
         "config": asdict(config),
         "batch": replicas.sentence(),
@@ -282,14 +303,10 @@ def write_run_info(run: TrainingRun, config: TrainConfig | None = None) -> None:
         "gpus": gpu_names()[: replicas.local],  # of this worker
         "processor": cpu_info("model name") or platform.machine(),
         "gpu_environment": gpu_environment(),
-        # `deploy local` calls its jobs local-…
+        # The jobs of `deploy local` have no number: they are called local-…
         "on_vertex": os.environ.get("CLOUD_ML_JOB_ID", "").isdigit(),
         "simulated": simulated_devices() > 0,  # logical CPU devices stand for accelerators
-        "strategy": (
-            "MultiWorkerMirroredStrategy"
-            if replicas.cluster.several
-            else type(replicas.strategy).__name__
-        ),
+        "strategy": strategy,
         "collectives": replicas.collectives,
         "data": {
             "examples": schedule.examples,
@@ -310,11 +327,13 @@ def write_run_info(run: TrainingRun, config: TrainConfig | None = None) -> None:
         "command": os.environ.get("TRAINER_COMMAND") or shlex.join(job.command),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "depends_on_replicas": _dependences(setup),
-        # replaced once this start has chosen
+        # It is replaced once this start has chosen.
         "compilation": dict(mapping(run.earlier, "compilation")),
         "versions_by_step": job.versions_by_step(run.earlier, run.state.progress.step),
         "id": run.earlier.get("id") or secrets.token_hex(8),
     }
+
+    # A proof of an earlier start still holds.
     verdict = job.earlier.get("replica_check")
     if verdict:
         about["replica_check"] = verdict
@@ -371,7 +390,7 @@ def export_model(run: TrainingRun) -> None:
         )
         try:
             outcome = compare_saved(setup, job.job_dir.model)
-        # a failed comparison must not fail a run that is trained and saved
+        # A failed comparison must not fail a run that is trained and saved.
         except Exception as error:
             outcome = f"not compared: {message_of(error)}"
         if outcome.startswith((DIFFERS, "not compared")):
@@ -401,11 +420,15 @@ def _explaining_errors(run: TrainingRun) -> Iterator[None]:
 
 
 def finish(run: TrainingRun, control: Control) -> int:
-    """Writes result.json, logs how the run ended, its last values and where its files are; returns
-    the exit code."""
+    """Writes result.json, logs how the run ended, its last values and where its files are.
+
+    Returns the exit code.
+    """
     job = run.job
     progress = run.state.progress
     mirror = run.job.job_dir.mirror
+
+    # A signal has ended training: the same command goes on.
     if control.signal and not control.stopped:
         run.write_result("interrupted")
         mirror.leave()
@@ -414,11 +437,12 @@ def finish(run: TrainingRun, control: Control) -> int:
             " from it"
         )
         return INTERRUPTED
+
+    # All other files are sent before result.json reports the end.
     spent = control.budget_spent and not progress.finished
-    mirror.finish()  # all other files are sent before result.json reports the end
-    run.write_result(
-        "stopped" if control.stopped else "budget" if spent else "done", control.stopped or None
-    )
+    state = "budget" if spent else "done"
+    mirror.finish()
+    run.write_result("stopped" if control.stopped else state, control.stopped or None)
     mirror.finish()
     if control.stopped:
         log.warning(
@@ -433,7 +457,8 @@ def finish(run: TrainingRun, control: Control) -> int:
         )
     if not job.cluster.is_chief:
         return DONE
-    # Logs times, last and best values, where the files are, and which command to run next.
+
+    # The chief logs times, last and best values, where the files are, and which command comes next.
     where = mirror.where
     rate = progress.whole.images_per_second
     speed = f", {rate:,.0f} {progress.unit}/s" if rate else ""
@@ -448,17 +473,14 @@ def finish(run: TrainingRun, control: Control) -> int:
     if values:
         log.info(f"last      {', '.join(f'{name} {value:.4g}' for name, value in values.items())}")
     if best := run.state.best.state:
-        flag = (
-            ": --checkpoint=best" if job.config.data != job.config.model else ""
-        )  # no verb reads a script's checkpoints
+        # The data of a script are the script, and no verb reads its checkpoints.
+        flag = ": --checkpoint=best" if job.config.data != job.config.model else ""
         log.info(f"best      {best['metric']} {best['value']:.4g} at step {best['step']:,}{flag}")
     log.info(f"model     {where(job.job_dir.model)}")
     pictures = ModelInterface.of(run.setup.model).sampler is not None
     if pictures:
         log.info(f"pictures  {where(job.job_dir.samples)}")
     if not on_vertex():
-        log.info(
-            f"next      python -m trainer.{'generate' if pictures else 'serve'}"
-            f" {shlex.quote(job.config.job_dir)}"
-        )
+        verb = "generate" if pictures else "serve"
+        log.info(f"next      python -m trainer.{verb} {shlex.quote(job.config.job_dir)}")
     return DONE

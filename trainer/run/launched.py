@@ -80,12 +80,13 @@ def launch(
     *,
     forced: bool = False,
 ) -> int:
-    """Runs the script `config.model` with its `arguments`; its calls of `fit` are a run. Returns
-    the exit code.
+    """Runs the script `config.model` with its `arguments`; its calls of `fit` are a run.
 
+    Returns the exit code.
     began: time.monotonic() at the start of the process; forced: even if no call of `fit` is seen in
         its source. Raises UserError for what the user must change.
     """
+    # A script that never calls `fit` gets nothing from a run, and is left alone.
     script = Path(config.model)
     if not (forced or calls_fit(script.parent, script.name)):
         log.info(
@@ -94,10 +95,12 @@ def launch(
         )
         run_script(config.model, arguments)
         return DONE
+
+    # Only the chief may write to a bucket, and another worker's file is warned of.
     with opened_run(config, command, began, job_dir) as run:
         run.job.code = hashlib.sha256(script.read_bytes()).hexdigest()[:16]
         if not run.job.cluster.is_chief:
-            sys.addaudithook(name_shared)
+            sys.addaudithook(warn_of_shared_file)
         run.run_script(run.fit, arguments)
         return run.end()
 
@@ -193,14 +196,17 @@ def opened_run(
 
 
 @contextmanager
-def one_strategy(strategy: Any) -> Iterator[None]:
-    """Makes strategies that a script makes in the block this one; settings of devices come too late
-    and do nothing."""
+def fixed_strategy(strategy: Any) -> Iterator[None]:
+    """Replaces, in the block, each strategy that a script makes by this one.
 
-    class Same(type):
-        """Is the type of a strategy's class, which Keras asks of what the launcher has made."""
+    Settings of devices come too late and do nothing.
+    """
 
-        def __call__(cls, *given: Any, **named: Any) -> Any:
+    # Keras also asks whether the launcher's strategy is an instance of these classes.
+    class Replaced(type):
+        """Is the type of a class whose instances are all this strategy."""
+
+        def __call__(cls, *arguments: Any, **named: Any) -> Any:
             name = cls.__name__
             log.info(
                 f"tf.distribute.{name}: the devices are those of trainer.launch: see --replicas"
@@ -211,14 +217,14 @@ def one_strategy(strategy: Any) -> Iterator[None]:
             return isinstance(instance, cls.__bases__)
 
     def too_late(name: str) -> Callable[..., None]:
-        return lambda *given, **named: log.info(
+        return lambda *arguments, **named: log.info(
             f"{name}: has no effect, as TensorFlow runs already"
         )
 
     with ExitStack() as stack:
         for name in ("MirroredStrategy", "MultiWorkerMirroredStrategy", "OneDeviceStrategy"):
-            same = Same(name, (getattr(tf.distribute, name),), {})
-            stack.enter_context(mock.patch.object(tf.distribute, name, same))
+            replaced = Replaced(name, (getattr(tf.distribute, name),), {})
+            stack.enter_context(mock.patch.object(tf.distribute, name, replaced))
         for holder, name in (
             (tf.config, "set_visible_devices"),
             (tf.config, "set_logical_device_configuration"),
@@ -231,33 +237,35 @@ def one_strategy(strategy: Any) -> Iterator[None]:
 
 
 def run_script(script: str, arguments: Sequence[str]) -> None:
-    """Runs a script as `python SCRIPT ARGUMENTS` does. Raises UserError if it ends with an exit
-    code of its own."""
+    """Runs a script as `python SCRIPT ARGUMENTS` does.
+
+    Raises UserError if it ends with an exit code of its own.
+    """
     sys.argv = [script, *arguments]
     sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
     try:
         runpy.run_path(script, run_name="__main__")
     except SystemExit as error:
         if error.code not in (None, 0):
-            ours = next((word for word in arguments if flag_name(word) in LAUNCH_SETTINGS), "")
-            hint = (
-                f": {ours.partition('=')[0]} is a flag of trainer.launch: write it before {script}"
-                if ours
-                else ""
-            )
-            raise UserError(f"{script} ended by sys.exit({error.code!r}){hint}") from error
+            line = f"{script} ended by sys.exit({error.code!r})"
+            ours = [word for word in arguments if flag_name(word) in LAUNCH_SETTINGS]
+            if ours:
+                flag = ours[0].partition("=")[0]
+                line += f": {flag} is a flag of trainer.launch: write it before {script}"
+            raise UserError(line) from error
 
 
-def name_shared(event: str, given: Sequence[Any]) -> None:
-    """Warns once of each file in a bucket that a worker other than the chief opens to write it, as
-    Python audits it."""
-    if (
-        event == "open"
-        and str(given[0]).startswith("/gcs/")
-        and given[2] & (os.O_WRONLY | os.O_RDWR)
-    ):
+def warn_of_shared_file(event: str, arguments: Sequence[Any]) -> None:
+    """Warns once of each file in a bucket that a worker opens to write it.
+
+    It is a hook of Python's audit events, on workers other than the chief.
+    """
+    if event != "open":
+        return
+    path, _, flags = arguments
+    if str(path).startswith("/gcs/") and flags & (os.O_WRONLY | os.O_RDWR):
         warn_once(
-            f"{given[0]}: each worker writes it, and the last one stays: write it where the task in"
+            f"{path}: each worker writes it, and the last one stays: write it where the task in"
             " TF_CONFIG is the chief"
         )
 
@@ -272,13 +280,13 @@ class Launch:
 
     job: StartedJob
     replicas: Replicas
-    # of run.json: what each call of `fit` was asked for
+    # what each call of `fit` trains on, as run.json has it
     parts: list[dict[str, Any]] = field(default_factory=list)
     steps: int = 0  # of all parts so far
     ends: list[int] = field(default_factory=list)  # the number of steps after each part
     run: TrainingRun | None = None  # the newest part
     control: Control | None = None  # of the newest part
-    # each with what tells it from others
+    # each with the key by which a later call finds it
     setups: list[tuple[Any, TrainingSetup]] = field(default_factory=list)
     stopping: Callable[[], AbstractContextManager[StopRequest]] | None = None  # see `train_to_end`
 
@@ -288,39 +296,40 @@ class Launch:
         keras.utils.set_random_seed(self.job.config.seed)  # a script that seeds itself wins
         strategy = self.replicas.strategy
         answered = answered_by_replicas(self.replicas, fit=fit)
-        with answered, strategy.scope(), one_strategy(strategy), suppress(Ended):
+        with answered, strategy.scope(), fixed_strategy(strategy), suppress(Ended):
             run_script(self.job.config.model, arguments)
 
-    def prove(self, *given: Any, **named: Any) -> None:
+    def prove(self, *arguments: Any, **named: Any) -> None:
         """Logs what is proved of the step of a call of `fit`, and ends the script.
 
         Raises UserError for what replicas that are paid for should not train.
         """
-        setup = self._setup(_call(given, named))
+        setup = self._setup(_call(arguments, named))
         verdict = judge_built(setup)
         set_verbose(False)  # shows this line, after those of the start were hidden
         allowed = setup.config.allow_replica_dependence or verdict.fault
         act_on_verdict(verdict, allowed=allowed, paid=True)
         raise Ended
 
-    def fit(self, *given: Any, **named: Any) -> History:
+    def fit(self, *arguments: Any, **named: Any) -> History:
         """Does what `keras.Model.fit` does with these arguments, and returns its History.
 
         Raises UserError for what cannot be trained on, and Ended when a signal or a limit ends the
         run.
         """
-        call = _call(given, named)
+        call = _call(arguments, named)
         setup = self._setup(call)
-        callbacks = call["callbacks"]
+        callbacks = call["callbacks"] or []
         if isinstance(callbacks, CallbackList):
             callbacks = callbacks.callbacks
-        kept = usable(
-            callbacks if isinstance(callbacks, (list, tuple)) else [callbacks] if callbacks else []
-        )
+        if not isinstance(callbacks, (list, tuple)):
+            callbacks = [callbacks]
+
+        # Goes on from this call's newest checkpoint, and records the call in run.json.
         first_step = call["initial_epoch"] * setup.schedule.steps_per_epoch
         checkpoints = self._checkpoints(setup, first_step)
         job = replace(self.job, config=setup.config)
-        run = restored_run(job, setup, kept, checkpoints, first_step, self.steps)
+        run = restored_run(job, setup, usable(callbacks), checkpoints, first_step, self.steps)
         run.validation_freq = call["validation_freq"]
         run.rehearses = self.run is None
         if self.job.cluster.is_chief:
@@ -337,12 +346,16 @@ class Launch:
             verdict = judge_built(setup)
             if self.job.cluster.is_chief:
                 act_on_check(run, verdict)
+
+        # Trains, or only restores what the call trained in an earlier start.
         self.run = run
         with hidden(call["verbose"] == 0), closing(run.state.reporter):
             run.state.reporter.begin(repeats_step=run.state.pending)
             self.control = train_to_end(run, self.stopping)
         if self.control:
             raise Ended
+
+        # The script goes on, with the History that Keras's `fit` would return.
         self.steps += run.state.progress.step
         self.ends.append(self.steps)
         history = run.state.history
@@ -360,6 +373,8 @@ class Launch:
             raise UserError(
                 "fit: the model is not compiled: call model.compile(optimizer, loss=…) first"
             )
+
+        # Reads the data of the call, as `fit` would.
         epochs = call["epochs"]
         epoch_steps = call["steps_per_epoch"] or 0
         if call["shuffle"] == "batch":
@@ -379,16 +394,16 @@ class Launch:
             steps=epoch_steps * epochs,
             seed=self.job.config.seed,
         )
+        weights = call["class_weight"] or {}
         config = replace(
             self.job.config,
             global_batch_size=data.batch_size,
             epochs=epochs,
-            class_weight={
-                int(number): float(weight)
-                for number, weight in (call["class_weight"] or {}).items()
-            },
+            class_weight={int(number): float(weights[number]) for number in weights},
             evaluation_batch_size=data.validation_batch_size,
         )
+
+        # Divides the data into batches and epochs.
         train = data.dataset.train
         if data.last and (config.virtual_replicas or config.micro_batches > 1):
             raise UserError(
@@ -403,6 +418,8 @@ class Launch:
                 " repeat() of a tf.data.Dataset"
             )
         schedule = replace(schedule, epoch_steps=min(epoch_steps, schedule.steps_per_pass))
+
+        # Divides each batch into the rows of replicas.
         count = self.replicas.count
         try:
             rows = config.rows_per_replica(count)
@@ -416,6 +433,8 @@ class Launch:
         )
         content = content_of(data.dataset, rows=True)
         replicas.refuse_differences(content, "read the same data")
+
+        # A call like an earlier one takes over its traced steps.
         kind = (
             id(model),
             id(model.optimizer),
@@ -435,6 +454,8 @@ class Launch:
                 content=content,
                 proves=False,
             )
+
+        # A new call prepares the model.
         with replicas.strategy.scope():
             prepare_model(model, config, data.dataset)
         refuse_other_classes(config, data.dataset, model)
@@ -452,8 +473,8 @@ class Launch:
         return setup
 
     def _checkpoints(self, setup: TrainingSetup, first_step: int) -> Checkpoints:
-        """Returns the checkpoints of a part, without those of an earlier start that was asked for
-        something else."""
+        """Returns the checkpoints of a part, without those of an earlier start whose call was
+        another."""
         number = len(self.parts)
         self.parts.append(_described(setup, first_step))
         job_dir = self.job.job_dir
@@ -468,11 +489,12 @@ class Launch:
             steps=range(before + bool(before), before + total + 1),
             ends=self.ends,
         )
+
+        # Compares the call with the one of the same number in run.json.
         earlier = [*items(self.job.earlier, "parts")]
         now = json.loads(json.dumps(self.parts[number]))
-        changes = [
-            name for name in now if number < len(earlier) and earlier[number].get(name) != now[name]
-        ]
+        recorded = earlier[number] if number < len(earlier) else now
+        changes = [name for name in now if recorded.get(name) != now[name]]
         if changes == ["epochs"] and number == len(earlier) - 1:
             changes = []  # the last call may become longer
         piped = isinstance(setup.dataset.train, FitBatches)
@@ -501,9 +523,9 @@ class Launch:
         return finish(self.run, self.control)
 
 
-def _call(given: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+def _call(arguments: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the arguments of a call of `fit` by their names, with Keras's defaults."""
-    bound = _FIT.bind(*given, **named)
+    bound = _FIT.bind(*arguments, **named)
     bound.apply_defaults()
     return bound.arguments
 

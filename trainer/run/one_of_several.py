@@ -40,7 +40,7 @@ class OneOfSeveral(tf.distribute.OneDeviceStrategy):
     def __init__(self, count: int) -> None:
         super().__init__("CPU:0")
         self._count = count
-        # the places of the operations that each micro-batch has
+        # the places in the graph of the operations of each micro-batch
         self.micro_batches: list[range] = []
 
     @property
@@ -68,15 +68,17 @@ class TracedReplica(tf.distribute.ReplicaContext):
         return tf.identity(tf.raw_ops.PlaceholderWithDefault(input=0, shape=()), name=NUMBER)
 
     def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
-        """Returns tensors that stand for the sums, or means, over replicas; so do their
-        gradients."""
+        """Returns tensors that stand for the sums, or means, over replicas.
+
+        Their gradients do the same.
+        """
         mean = reduce_op in (tf.distribute.ReduceOp.MEAN, "MEAN", "mean")
 
+        # The name marks a sum in the graph, and the gradient of a sum is marked as one too.
         def marked(tensor: Any) -> tuple[Any, Any]:
             summed = tf.identity(tensor, name=SUMMED)
-            return (summed / self.num_replicas_in_sync if mean else summed), tf.custom_gradient(
-                marked
-            )
+            result = summed / self.num_replicas_in_sync if mean else summed
+            return result, tf.custom_gradient(marked)
 
         return tf.nest.map_structure(
             lambda part: tf.custom_gradient(marked)(tf.convert_to_tensor(part)), value
@@ -120,6 +122,7 @@ def trace(
     dataset: as the run has it; model: one with plain variables, if it is not to be built anew.
         Raises UserError, or whatever the user's code raises for such a number of rows.
     """
+    # The settings are those of one device that trains on all rows.
     size = parts * ROWS
     config = replace(
         config,
@@ -131,6 +134,8 @@ def trace(
         virtual_replicas=0,
         sync_batch_norm=True,
     )
+
+    # Builds the model and its step on the strategy that stands for `count` replicas.
     rows = size // count
     strategy = OneOfSeveral(count)
     replicas = Replicas(strategy, ("CPU:0",) * count, rows, size)
@@ -139,10 +144,12 @@ def trace(
             config, replicas, dataset, model, Schedule(size, size, 1, config.seed), {}, ()
         )
     else:
-        # a module may draw when it is first imported
+        # A module may draw when it is first imported, and so must not after the seed is set.
         load_function(function_of(config.model), "model")
         set_precision_and_seed(config)
         setup = setup_with(config, replicas, dataset)
+
+    # Traces the step for the shapes of its rows; building the model has traced micro-batches too.
     interface = ModelInterface.of(setup.model)
     runner = setup.step_runner()
     runner.context = TracedStep

@@ -1,8 +1,10 @@
 """Says whether the step of a run gives on several replicas what one device with all rows would
 give, by its graph."""
 
+import itertools
 import linecache
 import re
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,8 +30,10 @@ NOT_PROVED = "not proved"
 
 @dataclass(frozen=True)
 class Proof:
-    """Holds what the graph shows; the first three lists are empty if every update is that of one
-    device."""
+    """Holds what the graph shows.
+
+    The first three lists are empty if every update is that of one device.
+    """
 
     # what mixes rows, with the line of the user's file
     mixes: list[str] = field(default_factory=list)
@@ -40,8 +44,10 @@ class Proof:
 
     @property
     def lines(self) -> list[str]:
-        """Returns what is not proved; what has no rule is left out where something mixes rows for
-        sure."""
+        """Returns what is not proved.
+
+        What has no rule is left out where something mixes rows for sure.
+        """
         return [*self.mixes, *self.parts, *([] if self.mixes else self.unknown)]
 
     @property
@@ -50,8 +56,10 @@ class Proof:
         return not (self.mixes or self.unknown or self.parts)
 
     def verdict(self, *, differ: bool = False) -> str:
-        """Returns the verdict in a few words; differ: whether steps on one and on two replicas gave
-        other numbers."""
+        """Returns the verdict in a few words.
+
+        differ: whether steps on one and on two replicas gave other numbers.
+        """
         if self.mixes and differ:
             return MIXES
         if self.mixes or self.parts:
@@ -60,24 +68,27 @@ class Proof:
 
 
 def prove_built(config: TrainConfig, dataset: Dataset, model: keras.Model) -> Proof:
-    """Returns what `prove` does for a model that is built and prepared; its variables stay as they
-    are."""
+    """Returns what `prove` does for a model that is built and prepared.
+
+    Its variables stay as they are.
+    """
     with copied_variables(model):
         return prove(config, dataset, model)
 
 
 def copied_variables(model: keras.Model) -> AbstractContextManager[None]:
     """Gives the model, its metrics and optimizers copies of their variables for a block."""
-    variables = [held for held in _held_by(model) if isinstance(held, keras.Variable)]
+    used = _used_variables(model)
+    variables = [variable for variable in used if isinstance(variable, keras.Variable)]
     return plain_variables(variables, optimizers_of(model))
 
 
 def prove(config: TrainConfig, dataset: Dataset, model: keras.Model | None = None) -> Proof:
-    """Traces the step of a run twice and returns what its graph shows. Raises UserError as building
-    the model does.
+    """Traces the step of a run twice and returns what its graph shows.
 
-    The settings --sync_batch_norm=false and --micro_batches, which ask batch norm for fewer rows,
-    are left out. model: one with plain variables, if it is not to be built anew.
+    Raises UserError as building the model does. The settings --sync_batch_norm=false and
+    --micro_batches, which ask batch norm for fewer rows, are left out. model: one with plain
+    variables, if it is not to be built anew.
     """
     traces = [trace(config, dataset, count, REPLICAS, model) for count in (REPLICAS, REPLICAS // 2)]
     try:
@@ -95,105 +106,104 @@ def _assigned_in_parts(walk: Walk, first: StepTrace) -> list[str]:
     Keras's own train_step has no call of `accumulate`, and then only its optimizer's updates come
     after all of them.
     """
-    averages = {
-        variable.path
-        for layer in all_layers(first.model)
-        if isinstance(layer, keras.layers.BatchNormalization)
-        for variable in layer.non_trainable_variables
-    }
-    inside = [
-        assignment.variable.name
-        for assignment in walk.assignments
-        if not (assignment.variable.is_metric or assignment.variable.updated)
-        and assignment.variable.name not in averages
-        and (
-            not first.micro_batches
-            or any(assignment.place in places for places in first.micro_batches)
-        )
-    ]
-    return [
-        f"{name} is assigned in each micro-batch, not once a step" for name in dict.fromkeys(inside)
-    ]
+    averages: set[str] = set()
+    for layer in all_layers(first.model):
+        if isinstance(layer, keras.layers.BatchNormalization):
+            averages |= {variable.path for variable in layer.non_trainable_variables}
+    names: list[str] = []
+    for assignment in walk.assignments:
+        variable = assignment.variable
+        if variable.is_metric or variable.updated or variable.name in averages:
+            continue
+        inside = any(assignment.place in places for places in first.micro_batches)
+        if inside or not first.micro_batches:
+            names.append(variable.name)
+    unique = dict.fromkeys(names)
+    return [f"{name} is assigned in each micro-batch, not once a step" for name in unique]
 
 
 def _walked(*traces: StepTrace) -> Walk:
     """Labels both traces. Raises Different if they do not fit each other."""
     walk = Walk((traces[0].rows, traces[1].rows))
-    variables = [_variables(each.model) for each in traces]
+    variables = [_variables_by_handle(trace.model) for trace in traces]
+
+    # Each input of the graph gets a label, its values in both traces, and the variable it stands
+    # for, if they are known.
     labels: list[Label] = []
     known: list[Any] = []
-    held: list[Variable | None] = []
-    captured = [{id(inside): outside for outside, inside in each.graph.captures} for each in traces]
+    references: list[Variable | None] = []
+    captured = [
+        {id(inside): outside for outside, inside in trace.graph.captures} for trace in traces
+    ]
     for first, second in zip(traces[0].graph.inputs, traces[1].graph.inputs, strict=True):
-        # rows: (1, batches of the step, rows, …); the step's number has no axes
+        # An argument is the rows, (1, batches of the step, rows, …), or the step's number.
         if id(first) not in captured[0]:
             labels.append(Label(ROWS, axis=2) if first.shape.rank else Label(SAME))
             known.append(None)
-            held.append(None)
+            references.append(None)
             continue
+
+        # A captured tensor has values now, and its label is found by comparing both traces.
         outside = captured[0][id(first)], captured[1][id(second)]
         if first.dtype.is_numpy_compatible:
             values = np.asarray(outside[0].numpy()), np.asarray(outside[1].numpy())
             labels.append(label_of_values(*values, walk.rows))
             known.append(values)
-            held.append(None)
+            references.append(None)
             continue
-        pair = [of.get(id(tensor)) for of, tensor in zip(variables, outside, strict=True)]
+
+        # A handle stands for a variable, which must start alike in both.
+        pair = [named.get(id(tensor)) for named, tensor in zip(variables, outside, strict=True)]
         labels.append(Label(SAME))
         known.append(None)
-        held.append(pair[0][0] if pair[0] else None)
+        references.append(pair[0][0] if pair[0] else None)
         if pair[0] and pair[1]:
             values = pair[0][1].numpy(), pair[1][1].numpy()
             if pair[0][0] != pair[1][0] or not np.array_equal(*values):
                 raise Different(
                     f"{pair[0][0].name} starts from other values with another number of replicas"
                 )
-    walk.graphs((traces[0].graph, traces[1].graph), labels, known, held)
+    walk.graphs((traces[0].graph, traces[1].graph), labels, known, references)
     return walk
 
 
-def _held_by(model: keras.Model) -> list[Any]:
+def _used_variables(model: keras.Model) -> list[Any]:
     """Returns the variables that a step of the model may use, each once: also those of metrics and
     of optimizers."""
-    of_metrics = [variable for metric in model.metrics for variable in metric.variables]
-    of_optimizers = [
-        variable for optimizer in optimizers_of(model) for variable in optimizer.variables
-    ]
-    held = [*model.variables, *of_metrics, *of_optimizers, *reachable(model)]
-    variables = {id(item): item for item in held if isinstance(item, (keras.Variable, tf.Variable))}
+    owners = [model, *model.metrics, *optimizers_of(model)]
+    used = [*_variables_of(owners), *reachable(model)]
+    variables = {id(item): item for item in used if isinstance(item, (keras.Variable, tf.Variable))}
     return [*variables.values()]
 
 
-def _variables(model: keras.Model) -> dict[int, tuple[Variable, Any]]:
+def _variables_of(owners: Iterable[Any]) -> Iterator[Any]:
+    """Returns the variables of models, metrics or optimizers."""
+    return itertools.chain.from_iterable(owner.variables for owner in owners)
+
+
+def _variables_by_handle(model: keras.Model) -> dict[int, tuple[Variable, Any]]:
     """Returns the variables that a step of the model may use, with their values, by the ids of
     their handles."""
-    metrics = {id(variable) for metric in model.metrics for variable in metric.variables}
-    kept = [variable for optimizer in optimizers_of(model) for variable in optimizer.variables]
-    updated = {id(variable) for variable in (*kept, *model.trainable_variables)}
-    found: dict[int, tuple[Variable, Any]] = {}
-    for variable in _held_by(model):
+    # The optimizers decide how their own variables and the trained ones are updated.
+    metrics = {*map(id, _variables_of(model.metrics))}
+    updated = {*map(id, _variables_of(optimizers_of(model))), *map(id, model.trainable_variables)}
+    variables: dict[int, tuple[Variable, Any]] = {}
+    for variable in _used_variables(model):
         value = variable.value if isinstance(variable, keras.Variable) else variable
         is_metric = id(variable) in metrics
         is_updated = id(variable) in updated
-        combined = {tf.VariableAggregation.MEAN: "mean", tf.VariableAggregation.SUM: "sum"}.get(
-            value.aggregation, ""
+        by_replica = value.synchronization == tf.VariableSynchronization.ON_READ
+        words = {tf.VariableAggregation.MEAN: "mean", tf.VariableAggregation.SUM: "sum"}
+        about = Variable(
+            name=getattr(variable, "path", variable.name),
+            is_metric=is_metric,
+            own_value=by_replica and not is_metric,
+            combined="" if is_updated else words.get(value.aggregation, ""),
+            updated=is_updated,
+            shape=tuple(value.shape),
         )
-        found.setdefault(
-            id(value.handle),
-            (
-                Variable(
-                    name=getattr(variable, "path", variable.name),
-                    is_metric=is_metric,
-                    own_value=value.synchronization == tf.VariableSynchronization.ON_READ
-                    and not is_metric,
-                    combined="" if is_updated else combined,
-                    updated=is_updated,
-                    shape=tuple(value.shape),
-                ),
-                value,
-            ),
-        )
-    return found
+        variables.setdefault(id(value.handle), (about, value))
+    return variables
 
 
 # What to write instead, by what the line of the user's file does.
@@ -227,7 +237,7 @@ _ADVICE = (
 
 def _findings(walk: Walk) -> dict[str, list[str]]:
     """Returns what the assignments of a step show, as a Proof holds it."""
-    found: dict[str, list[str]] = {"mixes": [], "unknown": [], "metrics": []}
+    findings: dict[str, list[str]] = {"mixes": [], "unknown": [], "metrics": []}
     for assignment in walk.assignments:
         label = assignment.label
         if not label.is_bad:
@@ -235,38 +245,34 @@ def _findings(walk: Walk) -> dict[str, list[str]]:
         kind = "mixes" if label.kind == MIXED else "unknown"
         if assignment.variable.is_metric:
             kind = "metrics"
-        found[kind].append(_line(label, walk.mixed, assignment.variable.name))
-    found["unknown"] += [_line(label, []) for label in walk.stateful]
-    # what enters an update is not told of the loss's mean once more
-    told = {*found["mixes"], *found["unknown"]}
-    found["metrics"] = [line for line in found["metrics"] if line not in told]
-    return {kind: [*dict.fromkeys(lines)] for kind, lines in found.items()}
+        findings[kind].append(_line(label, walk.mixed, assignment.variable.name))
+    findings["unknown"] += [_line(label, []) for label in walk.stateful]
+    # A line about an update is not repeated for a metric, such as the mean of the loss.
+    of_updates = {*findings["mixes"], *findings["unknown"]}
+    findings["metrics"] = [line for line in findings["metrics"] if line not in of_updates]
+    return {kind: [*dict.fromkeys(lines)] for kind, lines in findings.items()}
 
 
 def _line(label: Label, mixed: list[Label], name: str = "") -> str:
     """Returns a line about the operation of a label, with the file and line of the user's code and
     some advice."""
     chosen = label
-    # such as a gradient, whose forward pass tells more
+    # The user wrote no line of a gradient; its forward pass says more.
     if label.kind == MIXED and not _frames(label.operation):
         scope = label.operation.name.removeprefix("gradient_tape/").rpartition("/")[0]
         others = [other for other in mixed if _frames(other.operation)]
-        near = [
-            other for other in others if other.operation.name.rpartition("/")[0].startswith(scope)
-        ]
+        scopes = [other.operation.name.rpartition("/")[0] for other in others]
+        near = [other for other, name in zip(others, scopes, strict=True) if name.startswith(scope)]
         chosen = next(iter(near or others), label)
     operation = chosen.operation
     frames = _frames(operation)
     where = "{}:{}: {}".format(*frames[-1]) if frames else operation.name
     about = f"{where}: {operation.type} {chosen.why}"
-    advice = next(
-        (advice for words, advice in _ADVICE if re.search(words, f"{where} {chosen.why}")), ""
-    )
-    return (
-        f"{about}: {advice}"
-        if (advice and chosen.kind == MIXED) or "draws" in chosen.why
-        else about
-    )
+    text = f"{where} {chosen.why}"
+    advice = next((advice for words, advice in _ADVICE if re.search(words, text)), "")
+    if (advice and chosen.kind == MIXED) or "draws" in chosen.why:
+        return f"{about}: {advice}"
+    return about
 
 
 def _frames(operation: Any) -> list[tuple[str, int, str]]:

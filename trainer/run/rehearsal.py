@@ -27,17 +27,17 @@ from trainer.user_code.mistakes import as_user_mistake, message_of
 
 
 def rehearse(setup: TrainingSetup, evaluate: Evaluation | None) -> None:
-    """Writes a checkpoint, evaluates one batch, draws samples, exports the model, and loads what
-    was saved.
+    """Tries what a run does at its end: checkpoint, evaluation, samples and export.
 
-    All files go to a temporary folder, and no weight changes, nor what Python draws next. A
-    training step is not tried, as the first one follows at once. Raises UserError that names what
-    failed.
+    It also loads what was saved. All files go to a temporary folder, and no weight changes, nor
+    what Python draws next. A training step is not tried, as the first one follows at once. Raises
+    UserError that names what failed.
     """
     model = setup.model
     config = setup.config
     random_state = random.getstate()  # by which a script may seed its next model
 
+    # An error of a part is the user's, and names the part.
     @contextmanager
     def trying(part: str) -> Iterator[None]:
         try:
@@ -78,8 +78,8 @@ def rehearse(setup: TrainingSetup, evaluate: Evaluation | None) -> None:
                 )
         with trying("export"):
             export(model, exported, setup.dataset.input_spec, save_optimizer=config.save_optimizer)
-            # Keras also saves classes that it cannot load without their code; compare_saved then
-            # only warns.
+            # Keras also saves classes that it cannot load without their code, of which the
+            # comparison only warns.
             outcome = compare_saved(setup, exported)
     random.setstate(random_state)
     if outcome.startswith(DIFFERS):

@@ -78,8 +78,10 @@ _FLOAT32_LOSSES = 1e-4
 
 @dataclass(frozen=True)
 class ReplicaVerdict:
-    """Holds what a comparison found, as run.json keeps it. `agrees` is None if nothing was
-    compared."""
+    """Holds what a comparison found, as run.json keeps it.
+
+    `agrees` is None if nothing was compared.
+    """
 
     agrees: bool | None
     problems: list[str] = field(default_factory=list)  # what differs, and what to change
@@ -110,8 +112,10 @@ class ReplicaVerdict:
 
     @property
     def not_compared(self) -> str:
-        """Returns why it is unknown whether the number of replicas changes the result; "" if it is
-        known."""
+        """Returns why it is unknown whether the number of replicas changes the result.
+
+        It is "" if it is known.
+        """
         return self.reason if self.agrees is None and not self.by_settings else ""
 
 
@@ -177,14 +181,16 @@ def act_on_verdict(verdict: ReplicaVerdict, *, allowed: bool, paid: bool = False
     """
     for line in verdict.metrics:
         log.warning(f"a metric depends on the number of replicas: {line}")
-    told = "; ".join(verdict.lines)
+    lines = "; ".join(verdict.lines)
+
+    # The proof suffices, or the comparison agrees.
     if verdict.proof == PROVED:
         line = "proved: every update is what one device with all rows would make, whatever the data"
         log.info(f"{line} ({verdict.reason})" if verdict.reason else line)
     elif verdict.proof == MAY_MIX and verdict.agrees:
         line = (
             f"{MAY_MIX}, though 5 steps on 1 and on 2 replicas give the same {verdict.precision}:"
-            f" {told}"
+            f" {lines}"
         )
         if paid and not allowed:
             raise UserError(f"{line}: {REMEDY}")
@@ -192,13 +198,16 @@ def act_on_verdict(verdict: ReplicaVerdict, *, allowed: bool, paid: bool = False
     elif verdict.equal_bits:
         log.info("equal bits: steps on 1 and on 2 replicas, compared before training")
     elif verdict.agrees:
+        about = f" ({NOT_PROVED}: {lines})" if lines else ""
         log.info(
             f"steps on 1 and on 2 replicas give the same, compared {verdict.precision} before"
-            f" training{f' ({NOT_PROVED}: {told})' if told else ''} {verdict.reason}".rstrip()
+            f" training{about} {verdict.reason}".rstrip()
         )
+
+    # Nothing was compared, for which several replicas are not paid.
     elif verdict.agrees is None:
         line = f"one replica and two were not compared before training: {verdict.reason}"
-        line = f"{line}; {told}" if told else line
+        line = f"{line}; {lines}" if lines else line
         if verdict.fault and not allowed:
             raise PlatformFault(f"{line}: --allow_replica_dependence trains all the same")
         if paid and verdict.not_compared and not allowed:
@@ -207,6 +216,8 @@ def act_on_verdict(verdict: ReplicaVerdict, *, allowed: bool, paid: bool = False
                 " then pay for several replicas with --allow_replica_dependence"
             )
         log.warning(line)
+
+    # Steps differ.
     elif allowed:
         log.warning(
             "the result depends on the number of replicas, as allowed:"
@@ -226,8 +237,10 @@ def asks_for_less(config: TrainConfig) -> bool:
 
 
 def proof_of(config: TrainConfig) -> Proof:
-    """Returns what the graph of a step shows; nothing if it cannot be traced for other numbers of
-    rows."""
+    """Returns what the graph of a step shows.
+
+    It proves nothing if the step cannot be traced for other numbers of rows.
+    """
 
     def built_anew() -> Proof:
         set_precision_and_seed(config)
@@ -246,18 +259,19 @@ def _traced(proved: Callable[[], Proof]) -> Proof:
 
 
 def judge(config: TrainConfig) -> dict[str, Any]:
-    """Proves that replicas change nothing, or compares steps with few rows; returns a
-    `ReplicaVerdict`'s fields."""
+    """Proves that replicas change nothing, or compares steps with few rows.
+
+    Returns a `ReplicaVerdict`'s fields.
+    """
     if config.virtual_replicas:
         return {**compare_few_rows(config), "proof": ""}
     return _judged(config, proof_of(config), lambda: compare_few_rows(config))
 
 
 def judge_built(setup: TrainingSetup) -> ReplicaVerdict:
-    """Does what `judge` does for a model that a script has built, on the devices of the run; every
-    worker must call it.
+    """Does what `judge` does for a model that a script has built, on the devices of the run.
 
-    The variables are afterwards as they were.
+    Every worker must call it. The variables are afterwards as they were.
     """
     proof = _traced(lambda: prove_built(setup.config, setup.dataset, setup.model))
     return ReplicaVerdict(**_judged(setup.config, proof, lambda: compare_built(setup)))
@@ -282,6 +296,7 @@ def _judged(
 def compare_built(setup: TrainingSetup) -> dict[str, Any]:
     """Compares steps with few rows on one device and on all of the run, and puts the variables
     back; returns a `ReplicaVerdict`'s fields."""
+    # The run's data and settings are cut to one batch of few rows.
     model = setup.model
     replicas = setup.replicas
     parts = setup.dataset.train.first(max(1, _FEW_ROWS // replicas.count) * replicas.count)
@@ -293,17 +308,15 @@ def compare_built(setup: TrainingSetup) -> dict[str, Any]:
         virtual_replicas=0,
         sync_batch_norm=True,
     )
+    train = NestedArrays(*tf.nest.map_structure(lambda part: part[:rows], parts))
     few = replace(
         setup,
         config=config,
-        dataset=replace(
-            setup.dataset,
-            train=NestedArrays(*tf.nest.map_structure(lambda part: part[:rows], parts)),
-        ),
+        dataset=replace(setup.dataset, train=train),
         schedule=Schedule(rows, rows, 1, config.seed),
     )
     variables = variables_of(model)
-    kept = snapshot(variables)
+    values = snapshot(variables)
     starts = model.get_weights()
 
     def after_steps(on: Replicas) -> _StepsResult:
@@ -313,6 +326,7 @@ def compare_built(setup: TrainingSetup) -> dict[str, Any]:
         means = steps.step_runner()(steps.rows_from(0), 0, COMPARED_STEPS).means()
         return _StepsResult(model, {}, starts, model.get_weights(), means)
 
+    # On one device the steps change copies of the variables, and on all of them the variables.
     widths = {layer.compute_dtype for layer in layers_by_path(model).values()}
     try:
         if rows == 0 or replicas.count == 1 or widths & {"float16", "bfloat16"}:
@@ -324,8 +338,10 @@ def compare_built(setup: TrainingSetup) -> dict[str, Any]:
         line = message_of(as_user_mistake(error) or error)
         return {"agrees": None, "reason": f"its steps cannot be compared: {line}"}
     finally:
-        assign_values(variables, kept if replicas.cluster.is_chief else None, replicas)
+        assign_values(variables, values if replicas.cluster.is_chief else None, replicas)
         model.reset_metrics()
+
+    # The tolerance follows the type of the weights.
     in_float32 = any(part.dtype != np.float64 for part in starts)
     precision = f"in float32 (up to {_FLOAT32_LOSSES:g} of a loss)" if in_float32 else "in float64"
     problems, _, precision = _differences(
@@ -335,27 +351,28 @@ def compare_built(setup: TrainingSetup) -> dict[str, Any]:
 
 
 def compare_few_rows(config: TrainConfig) -> dict[str, Any]:
-    """Compares steps with few rows each, or with whole batches if few rows fail; returns a
-    `ReplicaVerdict`'s fields.
+    """Compares steps with few rows each, or with whole batches if few rows fail.
 
-    Batch norm without --sync_batch_norm, or over micro-batches, depends on replicas by its
-    settings, as the log says anyway, so the comparison changes these settings.
+    Returns a `ReplicaVerdict`'s fields. Batch norm without --sync_batch_norm, or over
+    micro-batches, depends on replicas by its settings, as the log says anyway, so the comparison
+    changes these settings.
     """
-    # of each global batch, all of one size
-    cuts = config.virtual_replicas or 2 * config.micro_batches
-    few, whole = (max(rows // cuts, 2) * cuts for rows in (_FEW_ROWS, config.global_batch_size))
+    # Each global batch is divided into so many shards of one size.
+    shards = config.virtual_replicas or 2 * config.micro_batches
+    few, whole = (max(rows // shards, 2) * shards for rows in (_FEW_ROWS, config.global_batch_size))
     for rows in (few, whole):
         try:
             fewer = replace(config, global_batch_size=min(rows, whole))
             problems = compare_bits(fewer, 2) if config.virtual_replicas else []
             warnings = list[str]()
             precision = ""
-            # with equal bits, the loss of a shard may still differ from that of the whole batch
+            # With equal bits, the loss of a shard may still differ from that of the whole batch.
             if not problems:
                 fewer = replace(fewer, virtual_replicas=0, sync_batch_norm=True, micro_batches=1)
                 problems, warnings, precision = compare_replicas(fewer)
             break
-        except UserError:  # a PyDataset fixes its batch size and may refuse few rows
+        # A PyDataset fixes its batch size and may refuse few rows.
+        except UserError:
             if rows == whole:
                 raise
     if problems and warnings:
@@ -393,10 +410,10 @@ def compare_bits(config: TrainConfig, replicas: int) -> list[str]:
 
 
 class ComparedSteps(NamedTuple):
-    """Holds what differs, with the likely reasons; which of these the log of the run gives anyway;
-    and the precision.
+    """Holds what differs, with the likely reasons.
 
-    Both lists are empty if nothing differs. The precision is text, such as "in float64".
+    `warnings` are those reasons that the log of the run gives anyway. Both lists are empty if
+    nothing differs. The precision is text, such as "in float64".
     """
 
     problems: list[str]
@@ -412,10 +429,10 @@ def compare_replicas(config: TrainConfig) -> ComparedSteps:
     infinity on one replica.
     """
     in_float32 = False
-    with metrics_that_run() as left_out:
+    with metrics_that_run() as omitted:
         try:
             alone, together = (_run_steps(config, replicas, "float64") for replicas in (1, 2))
-        # an operation without float64, of which each layer tells in words of its own
+        # An operation may have no float64; each layer says so in words of its own.
         except Exception:
             in_float32 = True
     if in_float32:
@@ -425,10 +442,10 @@ def compare_replicas(config: TrainConfig) -> ComparedSteps:
             " float64)"
         )
     else:
-        names = ", ".join(dict.fromkeys(left_out))
-        precision = (
-            f"in float64 (without {names}, which does not run in it)" if names else "in float64"
-        )
+        names = ", ".join(dict.fromkeys(omitted))
+        precision = "in float64"
+        if names:
+            precision += f" (without {names}, which does not run in it)"
     if other := _different_starts(config, alone, together):
         return ComparedSteps(other, [], precision)
     return _differences(config, alone, together, precision, in_float32=in_float32)
@@ -447,37 +464,41 @@ def _differences(
 
     Raises UserError if the steps give NaN or infinity on one replica.
     """
-    if infinite := [
-        name for name, value in alone.means.items() if is_loss(name) and not np.isfinite(value)
-    ]:
+    means = alone.means
+    infinite = [name for name in means if is_loss(name) and not np.isfinite(means[name])]
+    if infinite:
         raise UserError(
-            f"{config.model}: {infinite[0]} is {alone.means[infinite[0]]} within the first"
+            f"{config.model}: {infinite[0]} is {means[infinite[0]]} within the first"
             f" {COMPARED_STEPS} steps, on one replica too: look for a logarithm, root or division"
             " of 0, or use a smaller learning rate"
         )
+
     # A weight without effect (a bias before batch norm) has only rounding errors for gradients,
     # which Adam, with its epsilon of 1e-7, turns into up to 1e-8 of an update. So a difference is
     # relative to a hundred updates at least.
     optimizer = ModelInterface.of(alone.model).optimizer
     rate = getattr(optimizer, "learning_rate", config.learning_rate)
     hundred_updates = 100 * COMPARED_STEPS * float(keras.ops.convert_to_numpy(rate))
-    differences = [
-        float(np.nan_to_num(np.linalg.norm(a - b), nan=np.inf))
-        / max(float(np.linalg.norm(a)), hundred_updates * np.sqrt(a.size), 1e-30)
-        for a, b in zip(alone.weights, together.weights, strict=True)
-    ]
-    losses = {name: (value, together.means[name]) for name, value in alone.means.items()}
+    differences: list[float] = []
+    for a, b in zip(alone.weights, together.weights, strict=True):
+        size = max(float(np.linalg.norm(a)), hundred_updates * np.sqrt(a.size), 1e-30)
+        differences.append(float(np.nan_to_num(np.linalg.norm(a - b), nan=np.inf)) / size)
+
+    # Losses and metrics are compared each by a tolerance of its own.
+    losses = {name: (value, together.means[name]) for name, value in means.items()}
     tolerance = _FLOAT32_WEIGHTS if in_float32 else TOLERANCE
     tolerances = {name: 1e-8 if is_loss(name) else _METRIC_TOLERANCE for name in losses}
     if in_float32:
         tolerances = dict.fromkeys(losses, _FLOAT32_LOSSES)
-    uneven = {
-        name: pair
-        for name, pair in losses.items()
-        if not np.isclose(*pair, rtol=tolerances[name], atol=1e-30, equal_nan=True)
-    }
+
+    def is_uneven(name: str) -> bool:
+        return not np.isclose(*losses[name], rtol=tolerances[name], atol=1e-30, equal_nan=True)
+
+    uneven = {name: pair for name, pair in losses.items() if is_uneven(name)}
     if max(differences) <= tolerance and not uneven:
         return ComparedSteps([], [], precision)
+
+    # The report says what differs, and then why that may be, the most likely reason first.
     problems = [
         f"{config.model}: {name} is {a:.9g} on 1 replica and {b:.9g} on {replicas}"
         for name, (a, b) in uneven.items()
@@ -489,35 +510,29 @@ def _differences(
         )
         problems.insert(0, f"{config.model}: on {replicas} replicas {difference}")
     ratios = {name: b / a for name, (a, b) in uneven.items() if a}
-    warnings = depends_on_replicas(together.model, replicas, micro_batches=config.micro_batches)
     doubled = [name for name, ratio in ratios.items() if abs(ratio / replicas - 1) < 0.1]
     halved = [name for name, ratio in ratios.items() if abs(ratio * replicas - 1) < 0.1]
-    layers = layers_by_path(together.model).items()
-    dtypes = () if in_float32 else ("float32", "float16", "bfloat16")
-    narrow = [path for path, layer in layers if layer.compute_dtype in dtypes]
-    reasons = [  # the most likely one comes first
-        (
+    if halved:
+        problems.append(
             f"{halved[0]} is about half as large: it is a sum over rows, or one divided by the"
             " global batch, as in a tutorial of TensorFlow's: take the mean over the rows at hand"
             " (tf.reduce_mean)"
-            if halved
-            else ""
-        ),
-        (
+        )
+    if doubled:
+        problems.append(
             f"{doubled[0]} is about twice as large: divide its sum by the GLOBAL batch, not by the"
             " rows of one replica (reduce_mean)"
-            if doubled
-            else ""
-        ),
-        (
+        )
+    layers = layers_by_path(together.model).items()
+    dtypes = () if in_float32 else ("float32", "float16", "bfloat16")
+    narrow = [path for path, layer in layers if layer.compute_dtype in dtypes]
+    if narrow:
+        problems.append(
             f"{narrow[0]} computes in a narrower dtype than float64, so that its rounding may"
             " differ"
-            if narrow
-            else ""
-        ),
-        *warnings,
-    ]
-    return ComparedSteps([*problems, *filter(None, reasons)], warnings, precision)
+        )
+    warnings = depends_on_replicas(together.model, replicas, micro_batches=config.micro_batches)
+    return ComparedSteps([*problems, *warnings], warnings, precision)
 
 
 @dataclass(frozen=True)
@@ -542,6 +557,7 @@ def _run_steps(config: TrainConfig, replicas: int, precision: str) -> _StepsResu
         expect_devices=0,
         jit_compile="false",
     )
+
     # A module may draw when it is first imported: import it before the seed, so that both builds
     # draw the same.
     set_precision_and_seed(config)
@@ -551,6 +567,8 @@ def _run_steps(config: TrainConfig, replicas: int, precision: str) -> _StepsResu
     # A layer may fix its own dtype, as the last one under mixed precision does.
     with in_float64() if precision == "float64" else nullcontext():
         setup = build_setup(config, make_replicas(config))
+
+    # Runs the steps on the data's first rows.
     starts = setup.model.get_weights()
     with setup.dataset.reading():
         runner = setup.step_runner()

@@ -99,21 +99,25 @@ class RequestedRun:
 
     @cached_property
     def trained(self) -> TrainConfig:
-        """Returns the run's settings, without those of training alone. Raises UserError if they are
-        damaged."""
+        """Returns the run's settings, without those of training alone.
+
+        Raises UserError if they are damaged.
+        """
         return _resolve(self._values({}))
 
     @cached_property
     def config(self) -> TrainConfig:
-        """Returns the run's settings with the flags of the command line. Raises UserError for a
-        wrong flag."""
+        """Returns the run's settings with the flags of the command line.
+
+        Raises UserError for a wrong flag.
+        """
         flags = dict(self.flags)
         replicas = coerce(_FIELDS["replicas"], flags.pop("replicas", 0))
         stored = self._values(flags)
         if self.has_other_data:
             stored["evaluation_fraction"] = 0.0
         config = _resolve({**stored, **flags})
-        # set last: the run's batch need not divide by them
+        # Replicas are set last, as the run's batch need not divide by them.
         return dataclasses.replace(config, replicas=replicas)
 
     @cached_property
@@ -150,39 +154,35 @@ class RequestedRun:
 
 
 def read_request(kind: type[RunOptions], arguments: Sequence[str], usage: Usage) -> RequestedRun:
-    """Parses a command line and reads the run's settings. Raises UserError for a mistake, or a
-    damaged run.json."""
+    """Parses a command line and reads the run's settings.
+
+    Raises UserError for a mistake, or a damaged run.json.
+    """
     fields = fields_of(kind)
     known = {**fields, **{name: _as_of_run(name) for name in _OVERRIDABLE}}
     answer_help(arguments, usage, known.values())
+
     # The run's data function may have settings, which are flags too: they are not known before
     # run.json is read.
-    texts = read_flags(
-        [word for word in arguments if not flag_name(word) or flag_name(word) in known], known
-    )
+    words = [word for word in arguments if not flag_name(word) or flag_name(word) in known]
+    texts = read_flags(words, known)
     options = read_options(kind, texts, usage)
     checkpoint = options.checkpoint
-    if (
-        checkpoint
-        and checkpoint not in (NEWEST, BEST)
-        and not (checkpoint.isdecimal() and len(checkpoint) < 12)
-    ):
+    is_step = checkpoint.isdecimal() and len(checkpoint) < 12
+    if not is_step and checkpoint not in ("", NEWEST, BEST):
         raise UserError(f"checkpoint={checkpoint}: use the number of a step, {NEWEST} or {BEST}")
+
+    # Of a run at gs://, only the files that are needed are copied to this machine.
     address = parse(options.run, "run")
     if address is None:
         folder = expanded(options.run)
-    else:  # copies the files that are needed
-        steps = (
-            f"{CHECKPOINTS}/{step_name(int(checkpoint))}/"
-            if checkpoint.isdecimal()
-            else f"{CHECKPOINTS}/"
-        )
+    else:
+        steps = f"{CHECKPOINTS}/{step_name(int(checkpoint))}/" if is_step else f"{CHECKPOINTS}/"
+        templates = (".keras", ".weights.h5", f"/{SERVING}")
 
-        def is_needed(below: str) -> bool:
-            template = below.startswith(f"{MODEL}/") and below.endswith(
-                (".keras", ".weights.h5", f"/{SERVING}")
-            )
-            return below == RUN_INFO or template or bool(checkpoint and below.startswith(steps))
+        def is_needed(path: str) -> bool:
+            template = path.startswith(f"{MODEL}/") and path.endswith(templates)
+            return path == RUN_INFO or template or bool(checkpoint and path.startswith(steps))
 
         folder = Staged(address, "run", texts.get("cache_dir", "")).fetch(is_needed)
     with naming(folder, address):
@@ -192,10 +192,11 @@ def read_request(kind: type[RunOptions], arguments: Sequence[str], usage: Usage)
             f"{options.run} is not the job directory of a run:"
             f" {problem or f'{RUN_INFO} in it has no settings'}"
         )
+
+    # Now the flags that the data's function takes are known, and all are read again.
     functions = OwnSettings({**_known_settings(mapping(info, "config")), **texts})
-    of_data = {
-        name: field for name, field in functions.fields.items() if "data" in functions_taking(field)
-    }
+    own = functions.fields.items()
+    of_data = {name: field for name, field in own if "data" in functions_taking(field)}
     if twice := of_data.keys() & known.keys():
         name = min(twice)
         raise UserError(
@@ -226,6 +227,8 @@ def _known_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _resolve(values: Mapping[str, Any]) -> TrainConfig:
-    """Resolves a run's settings for a command that does not train. Raises UserError for
-    contradictions."""
+    """Resolves a run's settings for a command that does not train.
+
+    Raises UserError for contradictions.
+    """
     return Overrides.read({**values, "jit_compile": "false"}).resolve()

@@ -98,10 +98,10 @@ class RunState:
 
     def values_of_epochs(self) -> dict[str, list[float]]:
         """Returns the values of each epoch so far, by name, like History.history of `fit`."""
-        return {
-            name: [float(value) for value in values if isinstance(value, SupportsFloat)]
-            for name, values in self.history.history.items()
-        }
+        epochs: dict[str, list[float]] = {}
+        for name, values in self.history.history.items():
+            epochs[name] = [float(value) for value in values if isinstance(value, SupportsFloat)]
+        return epochs
 
     def content(self, *, pending: bool = False) -> SavedState:
         """Returns what a checkpoint stores; `pending`: the hooks of this step have not run."""
@@ -118,13 +118,14 @@ class RunState:
         )
 
     def resume(self, content: State) -> None:
-        """Restores all but callbacks from the `content` of a checkpoint; raises UserError for
-        another version's."""
+        """Restores all but callbacks from the `content` of a checkpoint.
+
+        Raises UserError for another version's.
+        """
         with self._refusing_other_versions():
             content = {"arrays": {}, **content}
-            self.saved = SavedState(
-                **{entry.name: content[entry.name] for entry in fields(SavedState)}
-            )
+            values = {entry.name: content[entry.name] for entry in fields(SavedState)}
+            self.saved = SavedState(**values)
             self.progress.resume(self.saved)
             self.reporter.resume(self.saved.reporter)
             self.best.resume(self.saved.best)
@@ -138,27 +139,30 @@ class RunState:
         evaluated: the names of the values of evaluation; writes: whether this worker is the chief,
             which alone has those of Keras's callbacks that only write.
         """
-        acting = [
-            callback for callback in self.callbacks if writes or type(callback) not in WRITERS
-        ]
+        own = self.callbacks
+        acting = [callback for callback in own if writes or type(callback) not in WRITERS]
         callbacks = callback_list([*acting, self.history], model, self.progress, evaluated)
         model.stop_training = False
+
+        # The file of a CSVLogger is continued, without the epochs that are trained again.
         epoch = (self.progress.step - self.pending) // self.progress.steps_per_epoch
         for callback in acting if self.saved else ():
             if isinstance(callback, CSVLogger):
-                callback.append = True  # else it would erase the epochs so far
+                callback.append = True
                 drop_epochs(Path(callback.filename), callback.sep, epoch)
         callbacks.on_train_begin()
+
         # Keras's callbacks reset themselves and learning rates in on_train_begin.
         self._callback_states.begin()
         if self.saved:
             with self._refusing_other_versions():
                 self._callback_states.restore(self.saved.callbacks, self.saved.arrays)
-                self.history.history = {
-                    name: [math.nan if value is None else float(value) for value in values]
-                    for name, values in self.saved.history.items()
-                }
+                for name, values in self.saved.history.items():
+                    numbers = [math.nan if value is None else float(value) for value in values]
+                    self.history.history[name] = numbers
                 self.rates.resume(self.saved.learning_rates)
+
+        # The counts of metrics go on within an epoch, and begin anew at its start.
         if self.progress.step % self.progress.steps_per_epoch == 0 and not self.pending:
             model.reset_metrics()
         callbacks.on_epoch_begin(epoch)
@@ -183,11 +187,10 @@ def drop_epochs(file: Path, separator: str, first: int) -> None:
         return
     rows = file.read_text(encoding="utf-8").splitlines(keepends=True)
     count = len(rows)
-    while (
-        count
-        and (epoch := rows[count - 1].partition(separator)[0]).isdecimal()
-        and int(epoch) >= first
-    ):
+    for row in reversed(rows):
+        epoch = row.partition(separator)[0]
+        if not epoch.isdecimal() or int(epoch) < first:
+            break
         count -= 1
     if count < len(rows):
         file.write_text("".join(rows[:count]), encoding="utf-8")

@@ -25,30 +25,29 @@ _TOLERANCES = {"float64": 1e-8, "float32": 5e-3, "mixed_bfloat16": 0.1, "mixed_f
 
 
 def compare_saved(setup: TrainingSetup, folder: Path) -> str:
-    """Compares what `export` wrote to `folder` with the model in memory, on a few rows; returns one
-    line.
+    """Compares what `export` wrote to `folder` with the model in memory, on a few rows.
 
-    The line starts with DIFFERS and names what differs, or says that all agrees, or why nothing was
-    compared. Compared are predictions (of a GAN, those of its generator) and, if Keras loads the
-    model compiled, its loss and metrics.
+    Returns one line. The line starts with DIFFERS and names what differs, or says that all agrees,
+    or why nothing was compared. Compared are predictions (of a GAN, those of its generator) and, if
+    Keras loads the model compiled, its loss and metrics.
     """
     interface = ModelInterface.of(setup.model)
     trained = interface.templates()["model"]
     tolerance = _TOLERANCES[setup.config.precision]
     is_whole = trained is setup.model
+
+    # The rows are the first ones of the data or, for a generator, noise and perhaps labels.
     data = None
     if is_whole:
         count = next((leaf.shape[0] for leaf in symbolic_inputs(trained)), None) or _ROWS
-        data = setup.dataset.as_fit(
-            tf.nest.map_structure(tf.convert_to_tensor, setup.dataset.train.first(count))
-        )
+        parts = tf.nest.map_structure(tf.convert_to_tensor, setup.dataset.train.first(count))
+        data = setup.dataset.as_fit(parts)
         x = data[0] if isinstance(data, tuple) else data
-    else:  # a generator: its inputs are noise and perhaps labels
-        inputs_of = dict(named_leaves(model_inputs(trained)))
-        drawn = [
-            tf.constant(column) for column in random_rows(inputs_of, Servable({}, {}, {}), _ROWS)
-        ]
-        x = drawn if len(drawn) > 1 else drawn[0]
+    else:
+        inputs = dict(named_leaves(model_inputs(trained)))
+        columns = random_rows(inputs, Servable({}, {}, {}), _ROWS)
+        tensors = [tf.constant(column) for column in columns]
+        x = tensors if len(tensors) > 1 else tensors[0]
     with tf.device("CPU:0"):
         loaded = None
         if (folder / "model.keras").exists():
@@ -60,25 +59,21 @@ def compare_saved(setup: TrainingSetup, folder: Path) -> str:
                     " (https://keras.io/guides/serialization_and_saving/#custom-objects), or only"
                     " python -m trainer.predict can load it, with the function of this run"
                 )
-        served = tf.saved_model.load(str(folder / "saved_model"))
+
         # saved_model/ takes the inputs one by one, in the order of its signature: by their names,
         # or else in order.
+        served = tf.saved_model.load(str(folder / "saved_model"))
         signature = served.serve.input_signature
         named = dict(named_leaves(x))
         if any(spec.name not in named for spec in signature):
             named = dict(zip((spec.name for spec in signature), named.values(), strict=False))
         pairs = [(named[spec.name], spec) for spec in signature if spec.name in named]
-        fits = len(pairs) == len(signature) and all(
-            spec.shape.is_compatible_with(leaf.shape) for leaf, spec in pairs
-        )
-        if not fits:
+        fitting = [spec.shape.is_compatible_with(leaf.shape) for leaf, spec in pairs]
+        if len(pairs) < len(signature) or not all(fitting):
             return "not compared: the rows do not fit its inputs"
-        answers = served.serve(
-            *(
-                leaf if leaf.dtype == spec.dtype else tf.cast(leaf, spec.dtype)
-                for leaf, spec in pairs
-            )
-        )
+        answers = served.serve(*(tf.cast(leaf, spec.dtype) for leaf, spec in pairs))
+
+        # Predictions are compared first, if the model gives the same ones twice.
         expected, again = outputs_of_calls(trained, (x,), 2)
         if _differ(expected, again, tolerance):
             return (
@@ -87,16 +82,12 @@ def compare_saved(setup: TrainingSetup, folder: Path) -> str:
             )
         if loaded is not None and _differ(expected, outputs_of(loaded, (x,)), tolerance):
             line = f"{DIFFERS} in its predictions"
-            # Looks for the first layer that differs. A model without a graph of layers has none to
-            # name.
+            # The line names the first layer that differs, unless the model has no graph of layers.
             with suppress(Exception):
                 for before, after in zip(trained.layers, loaded.layers, strict=True):
                     expected = keras.Model(trained.inputs, before.output)(x, training=False)
-                    if _differ(
-                        expected,
-                        keras.Model(loaded.inputs, after.output)(x, training=False),
-                        tolerance,
-                    ):
+                    output = keras.Model(loaded.inputs, after.output)(x, training=False)
+                    if _differ(expected, output, tolerance):
                         return f"{line}, first after {before.name} ({type(before).__name__})"
             return line
         if _differ(interface.serve(expected), answers, tolerance):
@@ -105,8 +96,11 @@ def compare_saved(setup: TrainingSetup, folder: Path) -> str:
             return "saved_model/ predicts as the model in memory"
         if not (is_whole and loaded.compiled and isinstance(data, tuple) and len(data) > 1):
             return "model.keras predicts as the model in memory"
+
+        # Then the loss and the metrics, of which only a whole, compiled model has any.
         before = _test_results(trained, data)
         after = _test_results(loaded, data)
+
     # With 16-bit arithmetic a metric that counts, such as accuracy, jumps by tiny differences:
     # compare only the loss.
     only_loss = tolerance >= _TOLERANCES["mixed_bfloat16"]
@@ -127,9 +121,9 @@ def _differ(before: Any, after: Any, tolerance: float) -> bool:
     for pair in zip(keras.tree.flatten(before), keras.tree.flatten(after), strict=False):
         a, b = (np.asarray(keras.ops.convert_to_numpy(value), np.float64) for value in pair)
         largest = np.abs(a[np.isfinite(a)]).max(initial=1e-6)
-        if a.shape != b.shape or not np.allclose(
-            a, b, rtol=tolerance, atol=tolerance * largest, equal_nan=True
-        ):
+        if a.shape != b.shape:
+            return True
+        if not np.allclose(a, b, rtol=tolerance, atol=tolerance * largest, equal_nan=True):
             return True
     return False
 
@@ -137,7 +131,7 @@ def _differ(before: Any, after: Any, tolerance: float) -> bool:
 def _test_results(model: keras.Model, data: Any) -> dict[str, float]:
     """Returns the numbers of test_step for one batch; no variable keeps a change."""
     weights = [(weight, weight.value) for weight in model.weights if weight.regularizer is not None]
-    # within it Keras only regularizes weights whose values are given here
+    # Within the scope Keras only regularizes weights whose values are given here.
     with keras.StatelessScope(weights):
         model.reset_metrics()
         return numbers_of(scalars_of(model.test_step(data)))

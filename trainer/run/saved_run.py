@@ -52,6 +52,8 @@ def evaluate_run(run: RequestedRun) -> tuple[dict[str, float], int, Classificati
     dataset = load_dataset(config, trains=False)
     examples = _examples_to_use(run, dataset)
     dataset = _with_classes_of_run(run, dataset)
+
+    # The exported model is used if it was saved compiled, else one that the run's function builds.
     model = _load_exported(run, weights, replicas, compiled=True)
     if model is None or not model.compiled:
         model = _rebuild_model(run, run.model_config, dataset, weights, replicas)
@@ -66,16 +68,15 @@ def evaluate_run(run: RequestedRun) -> tuple[dict[str, float], int, Classificati
     evaluation = Evaluation(model, replicas, examples, batch, dataset.as_fit, dataset.class_names)
     with _reporting_misfits(run, dataset):
         values = evaluation()
-    return (
-        {name.removeprefix("val_"): value for name, value in values.items()},
-        examples.count,
-        evaluation.classes,
-    )
+    results = {name.removeprefix("val_"): value for name, value in values.items()}
+    return results, examples.count, evaluation.classes
 
 
 def predict_run(run: RequestedRun) -> tuple[dict[str, Any], int]:
-    """Returns the outputs as arrays (rows, …) by name, and the number of examples. Raises UserError
-    like `evaluate`."""
+    """Returns the outputs as arrays (rows, …) by name, and the number of examples.
+
+    Raises UserError like `evaluate`.
+    """
     config = run.config
     weights = weights_path(run)
     replicas = _replicas(config)
@@ -96,8 +97,10 @@ def predict_run(run: RequestedRun) -> tuple[dict[str, Any], int]:
 
 
 def weights_path(run: RequestedRun) -> Path:
-    """Returns the template model's file or, with --checkpoint, that folder. Raises UserError if it
-    does not exist."""
+    """Returns the template model's file or, with --checkpoint, that folder.
+
+    Raises UserError if it does not exist.
+    """
     choice = run.options.checkpoint
     if not choice:
         for name in ("model.keras", "model.weights.h5"):
@@ -107,6 +110,8 @@ def weights_path(run: RequestedRun) -> Path:
             f"{run.name} has no {MODEL}/model.keras yet: wait until the run is done, or use"
             f" --checkpoint={NEWEST}"
         )
+
+    # A checkpoint is chosen by its step, as the newest, or as the best.
     checkpoints = {folder.name: folder for folder in checkpoint_folders(run.folder / CHECKPOINTS)}
     if not checkpoints:
         raise UserError(
@@ -158,13 +163,14 @@ def _examples_to_use(run: RequestedRun, dataset: Dataset) -> AnyExamples:
 
 
 def _with_classes_of_run(run: RequestedRun, dataset: Dataset) -> Dataset:
-    """Returns the dataset with the class names of the run. Raises UserError if its examples or
-    classes differ."""
+    """Returns the dataset with the class names of the run.
+
+    Raises UserError if its examples or classes differ.
+    """
     about = mapping(run.info, "data")
-    x, trained_x = (
-        shape.split(" -> ")[0]
-        for shape in (dataset.shape, str(about.get("example", dataset.shape)))
-    )
+    trained_shape = str(about.get("example", dataset.shape))
+    x = dataset.shape.split(" -> ")[0]
+    trained_x = trained_shape.split(" -> ")[0]
     if x != trained_x:
         raise UserError(
             f"data={run.config.data}: an example is {x}, but {run.name} was trained on {trained_x}"
@@ -174,14 +180,15 @@ def _with_classes_of_run(run: RequestedRun, dataset: Dataset) -> Dataset:
             f"data={run.config.data}: it has no targets to evaluate: use trainer.predict for such"
             " rows"
         )
+
+    # Classes must have the same names; only of plain labels the largest may be missing here.
     names = dataset.class_names
     trained_names = tuple(map(str, items(about, "classes")))
-    # names of plain labels, the largest of which may be missing here
     numbers = tuple(map(str, range(len(names))))
     if names != trained_names and (names != numbers or names != trained_names[: len(names)]):
         these, those = (
-            ", ".join(shown[:10]) + ", …" * (len(shown) > 10) or "none"
-            for shown in (names, trained_names)
+            ", ".join(classes[:10]) + ", …" * (len(classes) > 10) or "none"
+            for classes in (names, trained_names)
         )
         raise UserError(
             f"data={run.config.data}: its classes are {these}, but those of {run.name} are {those}:"
@@ -193,8 +200,10 @@ def _with_classes_of_run(run: RequestedRun, dataset: Dataset) -> Dataset:
 def _rebuild_model(
     run: RequestedRun, config: TrainConfig, dataset: Dataset, weights: Path, replicas: Replicas
 ) -> keras.Model:
-    """Builds the model by the run's function and loads `weights`. Raises UserError if they cannot
-    be loaded into it."""
+    """Builds the model by the run's function and loads `weights`.
+
+    Raises UserError if they cannot be loaded into it.
+    """
     with replicas.strategy.scope():
         model = build_model(config, dataset)
         if run.options.checkpoint:
@@ -208,15 +217,15 @@ def _rebuild_model(
 def _load_exported(
     run: RequestedRun, path: Path, replicas: Replicas, *, compiled: bool = False
 ) -> keras.Model | None:
-    """Loads the exported network; returns None for a checkpoint, or if the file has a class that is
-    not registered.
+    """Loads the exported network.
 
+    Returns None for a checkpoint, or if the file has a class that is not registered.
     compiled: whether to give it the loss and metrics that the file holds, if any.
     """
     if run.options.checkpoint:
         return None
     if run.config.model not in MODELS:
-        # the import registers the user's classes; a model of Keras's own layers needs none
+        # The import registers the user's classes; a model of Keras's own layers needs none.
         with suppress(UserError):
             load_function(run.config.model, "model")
     with suppress(UserError), replicas.strategy.scope():

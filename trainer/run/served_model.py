@@ -44,52 +44,46 @@ class BadRow(ValueError):
 
 
 class ServedModel:
-    """Loads the model in a folder that `export` wrote. Raises UserError that names `name` if that
-    fails."""
+    """Loads the model in a folder that `export` wrote.
+
+    Raises UserError that names `name` if that fails.
+    """
 
     def __init__(self, folder: Path, name: str) -> None:
         self.about = read_servable(folder, name)
         log.info(f"loads the model of {name} …")
         try:
-            # kept, as its weights live in it
+            # The object is kept, as its weights live in it.
             self._network = tf.saved_model.load(str(folder / "saved_model"))
         except (OSError, ValueError) as error:
             raise UserError(
                 f"{name}: TensorFlow cannot load its saved_model/: {reason(error)}"
             ) from error
+
+        # Any number of rows is answered by one graph, which takes images as uint8.
         specs = {spec.name: spec for spec in self._network.serve.input_signature}
 
         def call(*leaves: Any) -> Any:
-            """Answers any number of rows; takes images as uint8."""
             pairs = zip(leaves, specs.values(), strict=True)
-            outputs = self._network.serve(
-                *(
-                    leaf if leaf.dtype == tf.string else tf.cast(leaf, spec.dtype)
-                    for leaf, spec in pairs
-                )
-            )
+            outputs = self._network.serve(*(tf.cast(leaf, spec.dtype) for leaf, spec in pairs))
             makes_images = self.about.latent_dim and outputs.dtype != tf.uint8
             return to_uint8(outputs) if makes_images else outputs
 
-        signature = [
-            tf.TensorSpec(spec.shape, tf.uint8 if self.about.image else spec.dtype)
-            for spec in specs.values()
-        ]
+        signature: list[tf.TensorSpec] = []
+        self._row_specs: dict[str, tuple[tuple[int | None, ...], np.dtype[Any]]] = {}
+        for key, spec in specs.items():
+            dtype = tf.uint8 if self.about.image else spec.dtype
+            signature.append(tf.TensorSpec(spec.shape, dtype))
+            shape = tuple(self.about.image or tf.TensorShape(spec.shape)[1:])
+            self._row_specs[key] = (shape, np.dtype(tf.as_dtype(spec.dtype).as_numpy_dtype))
         self._call = tf.function(call, autograph=False).get_concrete_function(*signature)
         self._specs = specs
-        self._row_specs = {
-            name: (
-                tuple(self.about.image or tf.TensorShape(spec.shape)[1:]),
-                np.dtype(tf.as_dtype(spec.dtype).as_numpy_dtype),
-            )
-            for name, spec in specs.items()
-        }
 
     @cached_property
     def most_rows(self) -> int:
         """Returns the largest number of rows of a call."""
         shapes = [shape for _, shape in (*self.about.inputs.values(), *self.about.outputs.values())]
-        # 64: a guess for a varying size
+        # A size that varies is taken for 64.
         numbers = max(math.prod(size or 64 for size in shape) for shape in shapes)
         return max(8, min(_MOST_ROWS, _MOST_NUMBERS // max(numbers, 1)))
 
@@ -106,16 +100,17 @@ class ServedModel:
             return [(range(len(instances)), self._columns(instances))], {}
         by_shape: dict[Any, list[tuple[int, Columns]]] = {}
         errors: dict[int, BadRow] = {}
-        for at, instance in enumerate(instances):
+        for place, instance in enumerate(instances):
             try:
                 row = self._columns([instance])
             except BadRow as error:
-                errors[at] = error
+                errors[place] = error
             else:
-                by_shape.setdefault(tuple(column.shape for column in row), []).append((at, row))
+                shapes = tuple(column.shape for column in row)
+                by_shape.setdefault(shapes, []).append((place, row))
         blocks: list[tuple[Sequence[int], Columns]] = []
-        for of_one_shape in by_shape.values():
-            places, rows = zip(*of_one_shape, strict=True)
+        for same_shape in by_shape.values():
+            places, rows = zip(*same_shape, strict=True)
             blocks.append((places, tuple(map(np.concatenate, zip(*rows, strict=True)))))
         return blocks, errors
 
@@ -129,7 +124,7 @@ class ServedModel:
         count = len(columns[0])
         try:
             arrays = self._outputs(columns)
-        # a row is wrong, such as an unknown token: halve to find it
+        # A row is wrong, such as one with an unknown token, and is found by halving.
         except tf.errors.InvalidArgumentError as error:
             if half := count // 2:
                 first = self.answer(tuple(part[:half] for part in columns))
@@ -137,10 +132,10 @@ class ServedModel:
             value = OUT_OF_RANGE.search(str(error))
             return [BadRow(f"the model cannot compute it: {value[0] if value else reason(error)}")]
         if self.about.latent_dim:
-            return [
-                {"b64": base64.b64encode(encode_png(image)).decode()}
-                for image in arrays["predictions"]
-            ]
+            images = [base64.b64encode(encode_png(image)) for image in arrays["predictions"]]
+            return [{"b64": image.decode()} for image in images]
+
+        # The scores of a classifier become probabilities; rows with inf or nan get none.
         finite = np.ones(count, bool)
         for array in arrays.values():
             finite &= np.isfinite(array.reshape(count, -1)).all(axis=1)
@@ -150,64 +145,60 @@ class ServedModel:
                 scores = np.exp(scores - scores.max(axis=1, keepdims=True))
             arrays["probabilities"] = scores / scores.sum(axis=1, keepdims=True)
             arrays["label"] = np.take(self.about.class_names, scores.argmax(axis=1))
+
+        # Several outputs become an object for each row.
         lists = {name: array.tolist() for name, array in arrays.items()}
         answers: list[Any] = next(iter(lists.values()))
         if len(lists) > 1:
-            answers = [
-                dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)
-            ]
-        for at in np.flatnonzero(~finite).tolist():
-            answers[at] = BadRow(
+            rows = zip(*lists.values(), strict=True)
+            answers = [dict(zip(lists, row, strict=True)) for row in rows]
+        for place in np.flatnonzero(~finite).tolist():
+            answers[place] = BadRow(
                 "the model answers with inf or nan: are the values of this row those of training?"
             )
         return answers
 
     def _outputs(self, columns: Columns) -> dict[str, Any]:
-        """Returns the outputs as arrays by name. The call is padded by repeating the last row, and
-        the result cut."""
+        """Returns the outputs as arrays by name.
+
+        The call is padded by repeating the last row, and the result cut.
+        """
         count = len(columns[0])
         # Sizes are multiples of an eighth of the next power of two: few sizes, and at most a
         # quarter of padding.
         multiple = max(1, (1 << (count - 1).bit_length()) >> 3)
         padding = -count % multiple
         if self.about.latent_dim:
-            rows = [
-                noise(seed, 1, self.about.latent_dim, self.noise_type)
-                for seed in columns[0].tolist()
-            ]
+            size = self.about.latent_dim
+            rows = [noise(seed, 1, size, self.noise_type) for seed in columns[0].tolist()]
             columns = (np.concatenate(rows), *columns[1:])
         if padding:
-            columns = tuple(
-                np.concatenate([column, np.repeat(column[-1:], padding, 0)]) for column in columns
-            )
+            ends = [np.repeat(column[-1:], padding, 0) for column in columns]
+            columns = tuple(map(np.concatenate, zip(columns, ends, strict=True)))
         outputs = self._call(*map(tf.constant, columns))
         if self.about.latent_dim:
             return {"predictions": outputs.numpy()[:count]}
-        return {
-            name: array[:count] for name, array in named_outputs(outputs, [*self.about.outputs])
-        }
+        arrays = named_outputs(outputs, [*self.about.outputs])
+        return {name: array[:count] for name, array in arrays}
 
     def images(self, *inputs: Any) -> UInt8Array:
         """Returns a generator's images (count, height, width, channels) from noise (count,
         latent_dim) and labels."""
-        firsts = range(0, len(inputs[0]), _IMAGES)
-        return np.concatenate(
-            [self._call(*(part[at : at + _IMAGES] for part in inputs)).numpy() for at in firsts]
-        )
+        images: list[UInt8Array] = []
+        for begin in range(0, len(inputs[0]), _IMAGES):
+            rows = [part[begin : begin + _IMAGES] for part in inputs]
+            images.append(self._call(*rows).numpy())
+        return np.concatenate(images)
 
     def metadata(self) -> dict[str, Any]:
         """Returns the model metadata of the V2 inference protocol: inputs, outputs and class
         names."""
 
         def tensor(name: str, dtype: str, shape: Sequence[int | None]) -> dict[str, Any]:
-            kind = {"string": "BYTES", "bfloat16": "BF16"}.get(dtype) or dtype.upper().replace(
-                "FLOAT", "FP"
-            )
-            return {
-                "name": name,
-                "datatype": kind,
-                "shape": [-1, *(size or -1 for size in shape)],
-            }
+            kinds = {"string": "BYTES", "bfloat16": "BF16"}
+            kind = kinds.get(dtype) or dtype.upper().replace("FLOAT", "FP")
+            sizes = [-1, *(size or -1 for size in shape)]
+            return {"name": name, "datatype": kind, "shape": sizes}
 
         return {
             "name": "model",
@@ -218,17 +209,18 @@ class ServedModel:
         }
 
     def _columns(self, instances: Sequence[Any]) -> Columns:
-        """Returns the columns of instances of one shape. Raises BadRow if an instance does not fit
-        the model."""
-        # the seeds of a generator's noise, and the labels if it has classes
+        """Returns the columns of instances of one shape.
+
+        Raises BadRow if an instance does not fit the model.
+        """
+        # A generator takes the seeds of its noise, and labels if it has classes.
         if self.about.latent_dim:
             names = [*self.about.requested]
             classes = self.about.classes
             for instance in instances:
                 values = instance if isinstance(instance, dict) else {}
-                whole = all(
-                    type(value) in (int, float) and not value % 1 for value in values.values()
-                )
+                numeric = all(type(value) in (int, float) for value in values.values())
+                whole = numeric and not any(value % 1 for value in values.values())
                 if values.keys() != {*names} or not whole:
                     raise BadRow(f"it must be an object with whole numbers for {_listed(names)}")
                 if not 0 <= values["seed"] <= _MOST_SEED:
@@ -239,12 +231,12 @@ class ServedModel:
                     raise BadRow(
                         f"label={str(values['label'])[:20]}: the classes are 0 to {classes - 1}"
                     )
-            return tuple(
-                np.array([instance[name] for instance in instances], np.int32) for name in names
-            )
-        if len(self._specs) == 1 and not any(
-            isinstance(row, dict) and "b64" not in row for row in instances
-        ):
+            columns = [[instance[name] for instance in instances] for name in names]
+            return tuple(np.array(column, np.int32) for column in columns)
+
+        # The one input of a model may stand by itself; several have an object with their names.
+        objects = [row for row in instances if isinstance(row, dict) and "b64" not in row]
+        if len(self._specs) == 1 and not objects:
             return (self._column(next(iter(self._specs)), instances),)
         for instance in instances:
             if not isinstance(instance, dict) or instance.keys() != self._specs.keys():
@@ -253,9 +245,13 @@ class ServedModel:
         return tuple(self._column(name, [row[name] for row in instances]) for name in self._specs)
 
     def _column(self, name: str, values: Sequence[Any]) -> Any:
-        """Returns the values of one input as an array. Raises BadRow if they do not fit its shape
-        or type."""
+        """Returns the values of one input as an array.
+
+        Raises BadRow if they do not fit its shape or type.
+        """
         shape, dtype = self._row_specs[name]
+
+        # Images may be files in base64.
         if any(isinstance(value, dict) for value in values):
             height, width, channels = self.about.image or (0, 0, 0)
             coded = all(isinstance(value, dict) and value.keys() == {"b64"} for value in values)
@@ -268,11 +264,13 @@ class ServedModel:
                 raise BadRow(f"{name}: the image is not written in base64: {error}") from None
             except BadImage as error:
                 raise BadRow(f"{name}: the image cannot be decoded: {error}") from None
+
+        # All other values are arrays, whose shape and then type must fit.
         is_text = dtype.kind == "O"
         wrong_shape = f"{name}: it must have the shape {[size or 'any' for size in shape]}"
         try:
             array = np.array(values, object if is_text else None)
-        # raised for rows of unequal lengths and for huge integers
+        # Numpy refuses rows of unequal lengths, and huge integers.
         except (ValueError, OverflowError):
             raise BadRow(wrong_shape) from None
         sizes = array.shape[1:]
@@ -283,6 +281,8 @@ class ServedModel:
             if not all(isinstance(text, str) for text in array.flat):
                 raise BadRow(f"{name}: it must be text")
             return np.vectorize(str.encode, otypes=[object])(array)
+
+        # Converting may round a fraction, but must not change a whole number or give infinity.
         if array.dtype.kind in "biuf":
             with np.errstate(all="ignore"):
                 column = array.astype(np.uint8 if self.about.image else dtype)
@@ -304,17 +304,16 @@ def _listed(names: Any) -> str:
 
 
 PART_ROWS = 10_000
-# says which model and rows the answers in the folder belong to, by digests
+# This file says by digests which model and rows the answers in the folder belong to.
 _ANSWERS_OF = "answers_of.json"
 
 
 def predict_rows(model: ServedModel, rows: Path, out: str) -> tuple[int, int]:
-    """Writes OUT/predictions-00000.jsonl, … and OUT/errors-00000.jsonl, …; returns the numbers of
-    answers and errors.
+    """Writes OUT/predictions-00000.jsonl, … and OUT/errors-00000.jsonl, ….
 
-    A line is {"row": N, "prediction": …} or {"row": N, "error": "…"}; N counts the lines of `rows`
-    from 0. Raises UserError if `out` is no folder's name, or holds answers of another model or
-    other rows.
+    Returns the numbers of answers and errors. A line is {"row": N, "prediction": …} or {"row": N,
+    "error": "…"}; N counts the lines of `rows` from 0. Raises UserError if `out` is no folder's
+    name, or holds answers of another model or other rows.
     """
     if "." in Path(out).name:
         raise UserError(
@@ -326,6 +325,7 @@ def predict_rows(model: ServedModel, rows: Path, out: str) -> tuple[int, int]:
         earlier = {path.name for path in target.iterdir()}
     else:
         earlier = {remote.address.name.rsplit("/", 1)[-1] for remote in connect().list(target)}
+
     # Answers of another model or of other rows must not be mixed with those in the folder.
     about = {"model": dict(model.about.files), "rows": sha256_of(rows)}
     if _ANSWERS_OF not in earlier:
@@ -333,7 +333,8 @@ def predict_rows(model: ServedModel, rows: Path, out: str) -> tuple[int, int]:
     else:
         try:
             before = mapping({"answers": json.loads(_read(target / _ANSWERS_OF))}, "answers")
-        except ValueError:  # it is damaged: nobody knows whose answers these are
+        # Nobody knows whose answers these are if the file is damaged.
+        except ValueError:
             before = {}
         differing = [name for name in about if before.get(name, False) != about[name]]
         if differing:
@@ -341,21 +342,23 @@ def predict_rows(model: ServedModel, rows: Path, out: str) -> tuple[int, int]:
                 f"out={out}: its answers differ from these in {' and '.join(differing)}: use"
                 " another --out"
             )
+
+    # Each part of the rows has a file of answers, written last: a part that has it is done.
     answered = 0
     failed = 0
     part = 0
     with rows.open("rb") as file:
         while lines := list(enumerate(itertools.islice(file, PART_ROWS), part * PART_ROWS)):
             name = f"predictions-{part:05}.jsonl"
-            of_errors = f"errors-{part:05}.jsonl"
+            error_name = f"errors-{part:05}.jsonl"
             if name in earlier:
                 log.info(f"{name} is there")
-                errors = _read(target / of_errors).splitlines() if of_errors in earlier else []
+                errors = _read(target / error_name).splitlines() if error_name in earlier else []
                 answers = lines[len(errors) :]
             else:
                 answers, errors = _answer_lines(model, lines)
                 if errors:
-                    _write(target, of_errors, errors)
+                    _write(target, error_name, errors)
                 _write(target, name, answers)
             part += 1
             answered += len(answers)
@@ -367,8 +370,11 @@ def predict_rows(model: ServedModel, rows: Path, out: str) -> tuple[int, int]:
 def _answer_lines(
     model: ServedModel, lines: Sequence[tuple[int, bytes]]
 ) -> tuple[list[Any], list[Any]]:
-    """Answers numbered lines of JSON; returns the entries of the file of answers and of the file of
-    errors."""
+    """Answers numbered lines of JSON.
+
+    Returns the entries of the file of answers and of the file of errors.
+    """
+    # The lines that are no JSON are errors, and the others are the instances of a request.
     numbers = []
     instances = []
     results = {}
@@ -379,22 +385,19 @@ def _answer_lines(
         except (ValueError, RecursionError) as error:
             results[number] = BadRow(str(error))
     blocks, bad = model.parse(instances)
-    results |= {numbers[at]: error for at, error in bad.items()}
+    results |= {numbers[place]: error for place, error in bad.items()}
     for places, columns in blocks:
-        for at in range(0, len(places), model.most_rows):
-            part = tuple(column[at : at + model.most_rows] for column in columns)
-            results |= zip(
-                (numbers[place] for place in places[at:]), model.answer(part), strict=False
-            )
-    errors = [
-        {"row": row, "error": str(value)}
-        for row, value in sorted(results.items())
-        if isinstance(value, BadRow)
-    ]
-    answers = [
-        {"row": row, "prediction": results[row]}
-        for row in sorted(results.keys() - {e["row"] for e in errors})
-    ]
+        for begin in range(0, len(places), model.most_rows):
+            part = tuple(column[begin : begin + model.most_rows] for column in columns)
+            part_numbers = [numbers[place] for place in places[begin:]]
+            results |= zip(part_numbers, model.answer(part), strict=False)
+    answers: list[Any] = []
+    errors: list[Any] = []
+    for row, value in sorted(results.items()):
+        if isinstance(value, BadRow):
+            errors.append({"row": row, "error": str(value)})
+        else:
+            answers.append({"row": row, "prediction": value})
     return answers, errors
 
 

@@ -43,7 +43,7 @@ class StartedJob:
     tracking: Tracking
     named: Collection[str] = ()  # the settings that the command names
     peers: Peers | None = None  # the other workers, once they have met
-    # of this run, once it is made or taken from an earlier start
+    # that of this run, once it is made or taken from an earlier start
     xla_choice: XlaChoice | None = None
 
     @classmethod
@@ -55,8 +55,11 @@ class StartedJob:
         job_dir: JobDir | None = None,
         named: Collection[str] = (),
     ) -> "StartedJob":
-        """Reads the cluster, the result of earlier processes and the list of data files; opens
-        `job_dir` if needed."""
+        """Reads the cluster, the result of earlier processes and the list of data files.
+
+        Opens `job_dir` if needed.
+        """
+        # Only the chief writes the result and tells trackers.
         cluster = read_cluster()
         job_dir = job_dir or open_job_dir(config, make=cluster.is_chief)
         result = ResultWriter.of_job(config, job_dir if cluster.is_chief else None, began)
@@ -66,30 +69,32 @@ class StartedJob:
             job_dir.mirror.where(job_dir.root),
         )
         job_dir.mirror.begin(job_dir.logs)
+
+        # Loading the data will report a failed listing.
         try:
             files = files_of(config)
-        except (UserError, PlatformFault, OSError) as error:  # loading the data will report it
+        except (UserError, PlatformFault, OSError) as error:
             files = {"listing of data": f"failed: {error}"}
-        sources = [
-            path.read_bytes()
-            for function in (config.model, config.data, config.callbacks)
-            for _, path in own_sources(function)
-        ]
+        sources: list[bytes] = []
+        for function in (config.model, config.data, config.callbacks):
+            sources += [path.read_bytes() for _, path in own_sources(function)]
         code = hashlib.sha256(b"".join(sources)).hexdigest()[:16] if sources else ""
         return cls(config, command, cluster, job_dir, result, files, code, tracking, named)
 
     @cached_property
     def earlier(self) -> RunInfo:
-        """Returns run.json as an earlier start left it, {} without one: read once, before this
-        start writes it."""
+        """Returns run.json as an earlier start left it, or {} without one.
+
+        It is read once, before this start writes it.
+        """
         return read_run_info(self.job_dir.root)[0]
 
     @contextmanager
     def workers(self) -> Iterator[None]:
-        """Connects to the other workers for the block, and sends them how it ends; writes a failure
-        to result.json.
+        """Connects to the other workers for the block, and sends them how it ends.
 
-        Workers that differ in versions, devices, settings, arithmetic or files refuse to start.
+        Writes a failure to result.json. Workers that differ in versions, devices, settings,
+        arithmetic or files refuse to start.
         """
         try:
             if self.cluster.several:
@@ -108,10 +113,12 @@ class StartedJob:
             if self.peers:
                 self.peers.finish()
         except Exception as error:
+            # The cause may be a lost worker, which the others then report by name.
             mistake = as_user_mistake(error)
             if self.peers and isinstance(error, tf.errors.OpError) and not mistake:
-                # the cause may be a lost worker, which is then reported by name
                 self.peers.await_verdict()
+
+            # Every worker ends for the same reason, which result.json keeps.
             line = one_line(mistake or error)
             code = USER_MUST_CHANGE if isinstance(mistake or error, UserError) else FAULT
             if self.peers:
@@ -131,12 +138,10 @@ class StartedJob:
         if self.peers:
             keep_handlers()
         by = f", summed by {replicas.collectives}" if self.cluster.several else ""
-        count = (
-            replicas.sentence()
-            if has_batch
-            else f"{replicas.count} replica{'s' if replicas.count > 1 else ''}"
-        )
-        log.info(f"{count} on {', '.join(replicas.devices)}{by}")
+        line = f"{replicas.count} replica{'s' if replicas.count > 1 else ''}"
+        if has_batch:
+            line = replicas.sentence()
+        log.info(f"{line} on {', '.join(replicas.devices)}{by}")
         return replicas
 
     def refuse_changed_data(self, name: str, now: Mapping[str, Any]) -> None:
@@ -149,12 +154,9 @@ class StartedJob:
         config = self.config
         job_dir = self.job_dir
         before = mapping(mapping(self.earlier, "data"), name)
-        compared = {
-            key: old
-            for key, old in before.items()
-            if config.data not in DATA_SOURCES or "digest" not in key
-        }
-        changes = changed_values(compared, now)
+        if config.data in DATA_SOURCES:
+            before = {key: value for key, value in before.items() if "digest" not in key}
+        changes = changed_values(before, now)
         if changes and job_dir.mirror.holds(job_dir.checkpoints):
             raise UserError(
                 f"data={config.data} have changed since this run began ({changes}): restore them"
@@ -175,14 +177,15 @@ class StartedJob:
         now = {name: library_versions()[name] for name in ("tensorflow", "keras")}
         entries = [entry for entry in items(before, "versions_by_step") if isinstance(entry, dict)]
         entries = [entry for entry in entries if (number(entry.get("step")) or 0) < step]
+
+        # Other versions may round differently, so they are refused where equal bits are promised.
         changes = changed_values(entries[-1], now) if entries else ""
         if changes and (config.virtual_replicas or config.deterministic):
-            promise = "virtual_replicas" if config.virtual_replicas else "deterministic"
-            without = (
-                ""
-                if config.virtual_replicas
-                else ", or go on with other bits without --deterministic"
-            )
+            promise = "virtual_replicas"
+            without = ""
+            if not config.virtual_replicas:
+                promise = "deterministic"
+                without = ", or go on with other bits without --deterministic"
             raise UserError(
                 f"{promise}={getattr(config, promise)}: the versions have changed since this run"
                 f" began ({changes}): install those again, or use another --job_dir{without}"
@@ -191,6 +194,7 @@ class StartedJob:
             log.warning(
                 f"the versions have changed ({changes}): the run goes on with other roundings"
             )
+
         # An entry has no digest if all functions were built in.
         other_code = bool(entries) and entries[-1].get("code", self.code) != self.code
         if other_code:
@@ -200,9 +204,9 @@ class StartedJob:
             )
         if self.code:
             now["code"] = self.code
-        return (
-            [*entries, {"step": step, **now}] if changes or other_code or not entries else entries
-        )
+        if changes or other_code or not entries:
+            entries.append({"step": step, **now})
+        return entries
 
     def _write_failure(self, error: str, code: int) -> None:
         """Writes a failed result.json, and sends what the job directory still has to send."""

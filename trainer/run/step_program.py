@@ -27,11 +27,10 @@ MOST_BYTES = {"CPU": 32 * 2**20, "GPU": 256 * 2**20}  # of the rows of a program
 
 @dataclass
 class StepProgram:
-    """Holds the program of a run's steps and the rows that it reads; plain steps until `choose` is
-    called.
+    """Holds the program of a run's steps and the rows that it reads.
 
-    If XLA fails to compile the first call, the steps run plain from there on. The step of a smaller
-    last batch always runs plain.
+    It runs plain steps until `choose` is called. If XLA fails to compile the first call, the steps
+    run plain from there on. The step of a smaller last batch always runs plain.
     """
 
     job: StartedJob
@@ -42,7 +41,8 @@ class StepProgram:
     def __post_init__(self) -> None:
         self._run_plain_from(self.progress.step)
         if self.progress.finished and isinstance(self.setup.dataset.train, FitBatches):
-            next(self._rows)  # so that a shuffle goes on after its passes, in a script's next fit
+            # Drawing a batch lets a shuffle go on after these passes in a script's next `fit`.
+            next(self._rows)
 
     def _run_plain_from(self, step: int) -> None:
         """Makes this the program of plain steps, whose rows begin at `step`."""
@@ -58,7 +58,7 @@ class StepProgram:
         setup = self.setup
         step = self.progress.step
         compiled = setup.step_runner(compiled=True)
-        left = self.progress.total_steps - step
+        remaining = self.progress.total_steps - step
         size = partial(compiled.size, self._rows)
         most = 1 if setup.schedule.last else most_steps
 
@@ -66,7 +66,7 @@ class StepProgram:
             return most > 1 and gains_by_loop(self.runner, self._rows)
 
         before = self.job.xla_choice
-        choice = choose(setup.config, setup.model, setup.replicas, left, size, gains, before)
+        choice = choose(setup.config, setup.model, setup.replicas, remaining, size, gains, before)
         if choice.compiled:
             count = steps_per_program(compiled, self._rows, most)
             if count > 1:
@@ -128,15 +128,17 @@ def gains_by_loop(runner: StepRunner, rows: Any) -> bool:
     """
     try:
         work = list(operations(runner.traced(rows).graph, ONE_STEP, runner.replicas.rows))
-    # tracing fails, as the first call will report, or loops are nested too deeply
+    # Tracing fails, as the first call will report, or loops are nested too deeply.
     except Exception:
         return False
+
+    # A loop saves the starts of kernels and copies between them, but computes more slowly.
     flops = sum(op.flops for op in work)
     if runner.replicas.on_gpus:
         return flops <= MOST_FLOPS and all(op.times == 1 for op in work)
     starts = sum(op.times for op in work if op.type not in NO_KERNEL)
     saved = FLOPS_OF_START * starts + FLOPS_OF_BYTE * sum(op.moved_bytes for op in work)
-    # an operation in a loop of unknown length runs 0 times
+    # An operation in a loop of unknown length counts as run 0 times.
     slow = any("Conv" in op.type or not op.times for op in work)
     return flops <= saved and not slow
 

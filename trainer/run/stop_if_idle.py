@@ -18,10 +18,9 @@ from trainer.training.signals import StopRequest
 
 
 class JobWatch(LimitWatch):
-    """Stops this job when it reaches --stop_if_idle or its time limit; the chief decides for all
-    workers.
+    """Stops this job when it reaches --stop_if_idle or its time limit.
 
-    Only time in the training loop counts as idle.
+    The chief decides for all workers. Only time in the training loop counts as idle.
     """
 
     def __init__(self, job: StartedJob, request: StopRequest) -> None:
@@ -44,8 +43,10 @@ class JobWatch(LimitWatch):
         return self._job.result.goodput.phase in (SAVE, EVENTS)
 
     def due(self) -> str:
-        """Returns why the job is to end; "" if it may go on. With several workers, all of them have
-        to be idle."""
+        """Returns why the job is to end; "" if it may go on.
+
+        With several workers, all of them have to be idle.
+        """
         if not (peers := self._job.peers):
             return super().due()
         idle = peers.share_idle(self.idle_s)
@@ -65,7 +66,8 @@ class JobWatch(LimitWatch):
         with super().watching():
             try:
                 yield
-            except tf.errors.OpError:  # raised here when another worker has left a hanging step
+            # Another worker that leaves a hanging step makes this one fail.
+            except tf.errors.OpError:
                 if self.reason:
                     self._leave_step()
                 raise
@@ -76,7 +78,7 @@ class JobWatch(LimitWatch):
             self._job.peers.stop(self.reason)
 
     def _leave_step(self) -> None:
-        """Records the stop as `_finish` does, and exits at once, as the main thread hangs in a call
+        """Records the stop as `finish` does, and exits at once, as the main thread hangs in a call
         to the devices."""
         log.warning(f"the running step hangs: stopped at the last checkpoint: {self.reason}")
         try:

@@ -52,12 +52,14 @@ class TrainingRun:
     earlier: Mapping[str, Any]  # run.json of an earlier start of this same run; else {}
     before_hooks: SavedState | None = None  # the state that a signal during the hooks saves
     rehearses: bool = True  # whether a new run tries, before training, what it does at the end
-    # as of `fit`: after which epochs the model is evaluated
+    # after which epochs the model is evaluated, as in `fit`
     validation_freq: int | Sequence[int] = 1
 
     def save(self, *, pending: bool = False) -> None:
-        """Saves a checkpoint and writes result.json; `pending`: with the state before this step's
-        hooks ran."""
+        """Saves a checkpoint and writes result.json.
+
+        `pending`: with the state before this step's hooks ran.
+        """
         self.state.best.improved = False
         state = self.before_hooks if pending else None
         with self.job.result.goodput.within(SAVE):
@@ -65,8 +67,10 @@ class TrainingRun:
             self.write_result("running")
 
     def write_result(self, state: str, error: str | None = None) -> None:
-        """Replaces result.json, on the chief; at the end with a digest of the variables if their
-        bits are promised."""
+        """Replaces result.json, on the chief.
+
+        At the end of a run it has a digest of the variables, if their bits are promised.
+        """
         job = self.job
         job.result.saving_seconds = self.checkpoints.saving_seconds
         measured: Result = {
@@ -81,35 +85,36 @@ class TrainingRun:
         job.result.write(state, measured, error)
 
     def train(self, stop: StopRequest) -> Control:
-        """Trains to the last step, or until a signal, the budget or a callback ends it; saves, and
-        returns what did."""
+        """Trains to the last step, or until a signal, the budget or a callback ends it.
+
+        It saves, and returns what ended it.
+        """
         job = self.job
         setup = self.setup
         state = self.state
         config = job.config
         progress = state.progress
+
         # What may end the run early, what evaluates it; and a trial of the user's own code before
         # hours of training.
         budget = 60 * (config.max_minutes or math.inf) - job.result.wall_seconds
-        control = Control(
-            setup.replicas, stop, 60 * config.checkpoint_every_minutes or math.inf, budget
-        )
-        evaluate = evaluation(
-            setup.model, control.watched(), setup.dataset, config.evaluation_batch
-        )
+        save_every = 60 * config.checkpoint_every_minutes or math.inf
+        control = Control(setup.replicas, stop, save_every, budget)
+        watched = control.watched()
+        evaluate = evaluation(setup.model, watched, setup.dataset, config.evaluation_batch)
         if self.rehearses and has_own_code(config) and job.cluster.is_chief and not state.saved:
             rehearse(setup, evaluate)
+
         # What runs between calls to the device. Hooks that a signal has left out run now.
         names = evaluate.names if evaluate else ()
         chief = job.cluster.is_chief
         callbacks = state.begin_callbacks(setup.model, names, writes=chief)
-        profile = StepProfile(
-            config.profiled, job.job_dir.logs if job.cluster.is_chief else None, progress
-        )
-        hooks = [*RunHooks(self, callbacks, evaluate, control).in_order(), profile.cuts]
+        profile = StepProfile(config.profiled, job.job_dir.logs if chief else None, progress)
+        hooks = [*RunHooks(self, callbacks, evaluate, control).sequence(), profile.cuts]
         loop = TrainingLoop(setup.model, progress, hooks, callbacks, control)
         if state.pending:
             loop.run_due_hooks()
+
         # The program of the steps, and how many of them a call and a program may have.
         program = StepProgram(job, setup, progress, stop)
         several = getattr(setup.model, "steps_per_execution", 1)
@@ -119,10 +124,11 @@ class TrainingRun:
                 "builds the training step: seconds, or minutes for a large model with several"
                 " replicas"
             )
+            intervals = [hook.every for hook in hooks if hook.every]
             with job.result.goodput.within(COMPILATION):
-                program.choose(
-                    min([most_steps or MOST_STEPS, *(hook.every for hook in hooks if hook.every)])
-                )
+                program.choose(min([most_steps or MOST_STEPS, *intervals]))
+
+        # Trains, saves the end, and lets callbacks end.
         with closing(profile):
             calls = CallRecord(job, state, program, profile)
             loop.train(CallSize(most_steps), program, calls.begin, calls.end)
@@ -196,25 +202,24 @@ class RunHooks:
     evaluate: Evaluation | None
     control: Control
 
-    def in_order(self) -> list[Hook]:
-        """Returns the hooks in the order in which they run. Raises UserError if the run does not
-        measure `best_metric`.
+    def sequence(self) -> list[Hook]:
+        """Returns the hooks in the order in which they run.
 
-        The first one copies the state; a signal during the others saves it, so that they run again
-        on resume. The end of an epoch comes early, as it may stop the run. The checkpoint comes
-        last.
+        Raises UserError if the run does not measure `best_metric`. The first one copies the state;
+        a signal during the others saves it, so that they run again on resume. The end of an epoch
+        comes early, as it may stop the run. The checkpoint comes last.
         """
         config = self.run.job.config
         model = self.run.setup.model
         evaluate = self.evaluate
         best = self.run.state.best
         reporter = self.run.state.reporter
-        images = self.run.setup.dataset.images
-        fid = (
-            Fid(config, model, images("train"), self.control.watched())
-            if config.fid_every_steps
-            else None
-        )
+        fid = None
+        if config.fid_every_steps:
+            images = self.run.setup.dataset.images("train")
+            fid = Fid(config, model, images, self.control.watched())
+
+        # The reporter learns what is measured, and a best_metric that is not is refused.
         reporter.metric_names = [*(evaluate.names if evaluate else ()), *(fid.names if fid else ())]
         monitors = [getattr(callback, "monitor", "") for callback in self.callbacks.callbacks]
         reporter.monitored = {config.best_metric, config.tuning_metric, *monitors}
@@ -224,19 +229,22 @@ class RunHooks:
             check_known("best_metric", best_metric, "this run measures", reporter.metric_names)
             higher_is_better(model, best_metric, "best_metric")
 
+        # At an epoch's end the model is evaluated before callbacks see the values.
         epoch = self.run.setup.schedule.steps_per_epoch
         hooks = [Hook(0, self._copy_state, requested=lambda: True)]
         if evaluate:
             validate = partial(self._measure, self._evaluate_as_fit, reporter.evaluated)
-            hooks.append(
-                Hook(epoch, partial(self._after_epochs, self.run.validation_freq, validate))
-            )
+            after_epochs = partial(self._after_epochs, self.run.validation_freq, validate)
+            hooks.append(Hook(epoch, after_epochs))
+
         # This hook also ends calls to the device at epoch ends, so that the seconds of each epoch
         # can be measured. A callback that stops the run within an epoch ends that epoch, as in
         # `fit`.
         hooks.append(
             Hook(epoch, self._end_epoch, at_end=False, requested=lambda: bool(model.stop_training))
         )
+
+        # Reports and measures of images have intervals of their own.
         hooks.append(Hook(config.report_every_steps, reporter.report))
         if evaluate and evaluate.class_count:
             hooks.append(Hook(0, lambda progress: reporter.classified(progress, evaluate.classes)))
@@ -248,9 +256,8 @@ class RunHooks:
             draw = partial(
                 reporter.sample, sampler.sample, sampler.latent_dim, interface.generated_classes
             )
-            hooks.append(
-                Hook(config.sample_every_steps, self.run.job.result.goodput.within(EVENTS)(draw))
-            )
+            timed_draw = self.run.job.result.goodput.within(EVENTS)(draw)
+            hooks.append(Hook(config.sample_every_steps, timed_draw))
 
         every = config.checkpoint_every_steps
         hooks.append(
@@ -263,10 +270,12 @@ class RunHooks:
         return hooks
 
     def _copy_state(self, progress: Progress) -> None:
-        """Keeps what a signal saves that comes before the other hooks have run; raises Interrupted
-        if it has come."""
+        """Keeps what a signal saves that comes before the other hooks have run.
+
+        Raises Interrupted if it has come.
+        """
         content = self.run.state.content(pending=True)
-        # as `content` has copied them
+        # The arrays are not copied again, as `content` has copied them.
         copied = {id(array): array for array in content.arrays.values()}
         self.run.before_hooks = copy.deepcopy(content, copied)
         if self.control.signal:
@@ -287,8 +296,10 @@ class RunHooks:
     def _after_epochs(
         self, frequency: int | Sequence[int], act: Callable[[Progress], None], progress: Progress
     ) -> None:
-        """Acts after every so many epochs, or after these; also at the end of a run within an
-        epoch."""
+        """Acts after every so many epochs, or after these.
+
+        It also acts at the end of a run within an epoch.
+        """
         number = progress.epoch
         due = number % frequency == 0 if isinstance(frequency, int) else number in frequency
         if due or not number.is_integer():
@@ -310,7 +321,7 @@ class RunHooks:
         """Returns the values of an evaluation, around which callbacks run."""
         assert self.evaluate
         self.callbacks.on_test_begin()
-        # `fit` has no evaluation at the end of a run within an epoch
+        # `fit` has no evaluation at the end of a run within an epoch.
         if self.run.state.progress.epoch.is_integer():
             self.evaluate.reset()
         values = self.evaluate()

@@ -48,7 +48,7 @@ class TrainingSetup:
     content: dict[str, Any]  # counts, classes and digests of the data; {} if they are not needed
     used: Collection[str]  # the settings that loading the data and building the model have read
     proves: bool = False  # whether its steps are still to be proved
-    # that are traced already, for a second `fit`
+    # those that are traced already, for a second `fit`
     runners: dict[str, StepRunner] = field(default_factory=dict)
 
     def rows_from(self, first_step: int, steps_per_program: int = 1) -> Any:
@@ -66,11 +66,8 @@ class TrainingSetup:
             assert isinstance(train, InSequence)
             steps = train.anew().batches(self.schedule.global_batch_size, drop_remainder=False)
             steps = steps.repeat().skip(first_step).prefetch(4)
-            return (
-                copied_ahead(steps, replicas)
-                if replicas.on_gpus and replicas.count == 1
-                else iter(steps)
-            )
+            ahead = replicas.on_gpus and replicas.count == 1
+            return copied_ahead(steps, replicas) if ahead else iter(steps)
         steps = self.batches_from(first_step - first_step % steps_per_program, steps_per_program)
         return copied_ahead(steps, replicas) if replicas.on_gpus else iter(steps)
 
@@ -96,8 +93,10 @@ class TrainingSetup:
         )
 
     def last_rows_from(self, first_step: int) -> Any:
-        """Returns the iterator for `last_step_runner`; None if that of `rows_from` gives these
-        rows, too."""
+        """Returns the iterator for `last_step_runner`.
+
+        It is None if that of `rows_from` gives these rows, too.
+        """
         train = self.dataset.train
         if isinstance(train, InSequence):
             return None
@@ -124,31 +123,30 @@ class TrainingSetup:
 
     @cached_property
     def gather(self) -> Callable[[Any], Any] | None:
-        """Copies all examples to the GPU and returns a function from row numbers to rows; None if
-        they do not fit.
+        """Copies all examples to the GPU and returns a function from row numbers to rows.
 
-        XLA compiles it, as TensorFlow's own GPU kernels cannot gather bytes. int32 is held as
-        int64, because TensorFlow keeps int32 on the host and would copy all of it for each program.
-        Text cannot be held on a GPU.
+        It is None if they do not fit. XLA compiles it, as TensorFlow's own GPU kernels cannot
+        gather bytes. int32 is held as int64, because TensorFlow keeps int32 on the host and would
+        copy all of it for each program. Text cannot be held on a GPU.
         """
+        # The GPU must have room for the rows, and a type for each.
         train = self.dataset.train
         device = self.replicas.devices[0]
         leaves = tf.nest.flatten(train.arrays)
         size = sum(leaf.nbytes for leaf in leaves)
-        if (
-            not size
-            or not data_fit_on_gpu(size, free_memory(device))
-            or any(leaf.dtype.hasobject for leaf in leaves)
-        ):
+        if any(leaf.dtype.hasobject for leaf in leaves):
+            return None
+        if not size or not data_fit_on_gpu(size, free_memory(device)):
             return None
 
         def gather(rows: Any) -> Any:
             return tf.nest.map_structure(
-                lambda part, of: tf.cast(tf.gather(part, rows), of.dtype), held, train.spec
+                lambda part, spec: tf.cast(tf.gather(part, rows), spec.dtype), on_gpu, train.spec
             )
 
+        # The constants live outside of any graph, and every program reads them.
         with tf.init_scope(), tf.device(device):
-            held = tf.nest.map_structure(
+            on_gpu = tf.nest.map_structure(
                 lambda leaf: tf.constant(leaf, tf.int64 if leaf.dtype == np.int32 else leaf.dtype),
                 train.arrays,
             )
@@ -168,14 +166,15 @@ class TrainingSetup:
                 self.model, data, self.config.seed, compiled, steps_per_program, self.gather
             )
         kind = "compiled" if compiled else "plain"
-        return self.runners.setdefault(
-            kind, StepRunner(self.model, data, self.config.seed, compiled)
-        )
+        runner = StepRunner(self.model, data, self.config.seed, compiled)
+        return self.runners.setdefault(kind, runner)
 
 
 def free_memory(device: str) -> float:
-    """Returns the free bytes of the fullest GPU; 0 if `device` is a CPU, whose memory holds the
-    rows anyway."""
+    """Returns the free bytes of the fullest GPU.
+
+    It is 0 if `device` is a CPU, whose memory holds the rows anyway.
+    """
     gpus = ask_gpus("memory.free") if device.startswith("GPU") else []
     return 2**20 * min((mib for (mib,) in gpus if mib), default=0.0)
 
@@ -276,9 +275,8 @@ def set_arithmetic(config: TrainConfig) -> None:
 def starting_weights(config: TrainConfig, setup: TrainingSetup) -> None:
     """Loads the weights of --initial_checkpoint or --initial_model, if given, and logs where the
     run starts from."""
-    copies = (
-        copies_of_weights(setup.model) if config.initial_checkpoint or config.initial_model else []
-    )
+    initial = config.initial_checkpoint or config.initial_model
+    copies = copies_of_weights(setup.model) if initial else []
     if config.initial_checkpoint:
         folder = fetch_checkpoint(config.initial_checkpoint, "initial_checkpoint", config.cache_dir)
         load_weights(setup.model, folder, setup.replicas)

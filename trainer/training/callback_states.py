@@ -24,8 +24,7 @@ _SET_BY_KERAS = ("monitor_op", "min_delta")
 
 @dataclass
 class AttributeValue:
-    """Holds the value of an attribute: `text`, which is valid in JSON, and the arrays in it by
-    their names."""
+    """Holds the value of an attribute: `text`, valid in JSON, and the arrays in it by name."""
 
     text: Any
     arrays: Arrays = field(default_factory=dict)
@@ -37,25 +36,23 @@ class AttributeValue:
         Raises TypeError unless it consists of numbers, text, lists, tuples, sets, dictionaries and
         arrays.
         """
+        # JSON has no infinity, no tuple and no array: an object names the type of each.
         arrays: Arrays = {}
 
         def encode(part: Any) -> Any:
             if isinstance(part, float) and not math.isfinite(part):
-                return {"float": str(part)}  # JSON has no infinity
+                return {"float": str(part)}
             if part is None or isinstance(part, (bool, int, float, str)):
                 return part
-            # as the weight of a Normalization, whose shape set_weights asks for
+            # A number of NumPy has a shape, for which set_weights asks, as of a Normalization.
             if isinstance(part, np.generic):
                 return {"number": [part.dtype.name, encode(part.item())]}
             if type(part) in (list, tuple, set):
                 return {type(part).__name__: [encode(item) for item in part]}
             if type(part) is dict:
                 return {"dict": [[encode(key), encode(item)] for key, item in part.items()]}
-            if (
-                isinstance(part, np.ndarray)
-                and part.dtype.names is None
-                and part.dtype.kind in "biufV"
-            ):
+            plain = isinstance(part, np.ndarray) and part.dtype.names is None
+            if plain and part.dtype.kind in "biufV":
                 key = f"{name}/{len(arrays)}"
                 arrays[key] = np.array(part)
                 return {"array": key}
@@ -75,8 +72,10 @@ class AttributeValue:
 
 
 def decoded(text: Any, arrays: Mapping[str, Any]) -> Any:
-    """Returns the value that `AttributeValue.of` copied. Raises KeyError if `arrays` lacks one of
-    its arrays."""
+    """Returns the value that `AttributeValue.of` copied.
+
+    Raises KeyError if `arrays` lacks one of its arrays.
+    """
     if not isinstance(text, dict):
         return text
     ((kind, content),) = text.items()
@@ -89,14 +88,12 @@ def decoded(text: Any, arrays: Mapping[str, Any]) -> Any:
         return np.dtype(dtype).type(decoded(number, arrays))
     if kind == "dict":
         return {decoded(key, arrays): decoded(item, arrays) for key, item in content}
-    return {"list": list, "tuple": tuple, "set": set}[kind](
-        decoded(item, arrays) for item in content
-    )
+    items = [decoded(item, arrays) for item in content]
+    return {"list": list, "tuple": tuple, "set": set}[kind](items)
 
 
 class CallbackStates:
-    """Notes the attributes of callbacks after on_train_begin, and restores those that have changed
-    since then."""
+    """Notes the attributes of callbacks, and restores those that training has changed."""
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self._callbacks = callbacks
@@ -104,8 +101,7 @@ class CallbackStates:
         self._begun: dict[str, tuple[dict[str, AttributeValue], dict[str, Any]]] = {}
 
     def _named(self) -> Iterator[tuple[str, Callback]]:
-        """Yields each callback with a name that it has in the next process, too: its class, and a
-        number."""
+        """Yields each callback with a name for the next process too: its class, and a number."""
         counts = Counter[str]()
         for callback in self._callbacks:
             kind = type(callback).__name__
@@ -113,26 +109,27 @@ class CallbackStates:
             yield f"{kind}-{counts[kind]}", callback
 
     def begin(self) -> None:
-        """Notes all attributes. Call it right after on_train_begin, which resets Keras's
-        callbacks."""
+        """Notes all attributes.
+
+        Call it right after on_train_begin, which resets Keras's callbacks.
+        """
         self._begun = {name: _attributes(name, callback) for name, callback in self._named()}
 
     def changed(self) -> tuple[State, Arrays]:
-        """Returns the attributes that have changed since `begin`, and the arrays in them by
-        name."""
+        """Returns the attributes that have changed since `begin`, and their arrays by name."""
         state: State = {}
         arrays: Arrays = {}
         for name, callback in self._named() if self._begun else ():
             values, objects = _attributes(name, callback)
             begun, others = self._begun[name]
             changed = {key: value for key, value in values.items() if value != begun.get(key)}
-            not_kept = sorted(key for key, item in objects.items() if item is not others.get(key))
-            if changed or not_kept:
+            omitted = sorted(key for key, item in objects.items() if item is not others.get(key))
+            if changed or omitted:
                 texts = {key: value.text for key, value in changed.items()}
                 state[name] = {
                     "monitor": getattr(callback, "monitor", None),
                     "values": texts,
-                    "not_kept": not_kept,
+                    "not_kept": omitted,
                 }
             for value in changed.values():
                 arrays |= value.arrays

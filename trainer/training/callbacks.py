@@ -54,21 +54,19 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
         """Raises UserError, after the first call to the device, if epochs cannot be compared by
         `monitor`."""
         if not self.checked:
-            check_known(
-                "early_stopping", self.monitor, "an epoch has", {*(logs or {}), *self.evaluated}
-            )
+            names = {*(logs or {}), *self.evaluated}
+            check_known("early_stopping", self.monitor, "an epoch has", names)
             higher_is_better(self.model, self.monitor, "early_stopping")
             self.checked = True
 
     def on_epoch_end(self, epoch: int, logs: Scalars | None = None) -> None:
-        """Counts the epochs without improvement; NaN is none, although Keras takes any first value
-        for the best."""
+        """Counts the epochs without improvement.
+
+        NaN is none, although Keras takes any first value for the best.
+        """
         if self.best is None:
-            self.best = (
-                -math.inf
-                if higher_is_better(self.model, self.monitor, "early_stopping")
-                else math.inf
-            )
+            higher = higher_is_better(self.model, self.monitor, "early_stopping")
+            self.best = -math.inf if higher else math.inf
         super().on_epoch_end(epoch, logs)
 
 
@@ -80,13 +78,12 @@ def _mode(monitor: str) -> str:
 
 
 def higher_is_better(model: keras.Model, monitor: str, setting: str) -> bool:
-    """Returns whether higher values of `monitor` are better. Raises UserError, naming the setting,
-    if it is unknown.
+    """Returns whether higher values of `monitor` are better.
 
-    A loss should fall and an accuracy should rise; for any other value Keras looks up the model's
-    metric of that name.
+    Raises UserError, naming the setting, if it is unknown. A loss should fall and an accuracy
+    should rise; for any other value Keras looks up the model's metric of that name.
     """
-    # Keras decides it at the end of a callback's first epoch: this one is asked about two values.
+    # Keras decides it at the end of a callback's first epoch, and this one compares two values.
     probe = keras.callbacks.EarlyStopping(monitor=monitor, mode=_mode(monitor))
     probe.set_model(model)
     probe.on_train_begin()
@@ -118,42 +115,39 @@ def load_callbacks(config: TrainConfig) -> list[Callback]:
     """
     path = config.callbacks
     callbacks: Any = []
-    if path:  # called with the settings if it has a parameter `config`
-        takes = (
-            "config" in inspect.signature(load_function(path, "callbacks", None, config)).parameters
-        )
-        callbacks = load_function(path, "callbacks", ("config",) if takes else (), config)(
-            *[config] * takes
-        )
-    if not isinstance(callbacks, (list, tuple)) or not all(
-        isinstance(item, Callback) for item in callbacks
-    ):
+    if path:
+        # The function is called with the settings if it has a parameter `config`.
+        function = load_function(path, "callbacks", None, config)
+        takes = "config" in inspect.signature(function).parameters
+        function = load_function(path, "callbacks", ("config",) if takes else (), config)
+        callbacks = function(config) if takes else function()
+    is_list = isinstance(callbacks, (list, tuple))
+    if not is_list or not all(isinstance(item, Callback) for item in callbacks):
         raise UserError(
             f"callbacks={path}: it must return a list of keras.callbacks.Callback, not"
             f" {callbacks!r}"
         )
-    kept = usable(callbacks)
+    loaded = usable(callbacks)
     if config.early_stopping:
-        kept.append(EarlyStopping(config.early_stopping, config.patience))
-    return kept
+        loaded.append(EarlyStopping(config.early_stopping, config.patience))
+    return loaded
 
 
 def usable(callbacks: Sequence[Callback]) -> list[Callback]:
     """Returns the callbacks that can run here, and logs what is left out."""
-    if unheard := sorted(
-        {type(item).__name__ for item in callbacks if _overrides(item, _TEST_HOOKS)}
-    ):
+    names = {type(item).__name__ for item in callbacks if _overrides(item, _TEST_HOOKS)}
+    if unheard := sorted(names):
         log.info(
             f"callbacks: {', '.join(unheard)}: {' and '.join(_TEST_HOOKS)} are not called, as"
             " replicas evaluate batches in turn: use on_test_begin and on_test_end"
         )
-    kept = [callback for callback in callbacks if not isinstance(callback, BackupAndRestore)]
-    if len(kept) < len(callbacks):
+    others = [callback for callback in callbacks if not isinstance(callback, BackupAndRestore)]
+    if len(others) < len(callbacks):
         log.info(
             "callbacks: BackupAndRestore is left out, and its folder untouched: the run resumes"
             " from its own checkpoints, over which it would load older weights"
         )
-    return kept
+    return others
 
 
 def refuse_unevaluated(setting: str, value: str, evaluated: Sequence[str]) -> None:
@@ -186,10 +180,8 @@ _ONCE_A_CALL = {
 def acts_on_batches(callback: Callback) -> bool:
     """Returns whether a callback has a hook of single batches, by its class or on the instance
     (LambdaCallback)."""
-    counts = any(
-        isinstance(getattr(callback, setting, None), int)
-        for setting in ("save_freq", "update_freq")
-    )
+    frequencies = [getattr(callback, name, None) for name in ("save_freq", "update_freq")]
+    counts = any(isinstance(frequency, int) for frequency in frequencies)
     return counts or _overrides(callback, _BATCH_HOOKS)
 
 
@@ -197,18 +189,16 @@ def _overrides(callback: Callback, hooks: Sequence[str]) -> bool:
     """Returns whether a callback has one of the hooks, on the instance or of a class that is not in
     _ONCE_A_CALL."""
     classes = type(callback).__mro__
-    owners = (next(owner for owner in classes if name in vars(owner)) for name in hooks)
-    return any(name in vars(callback) for name in hooks) or any(
-        owner not in _ONCE_A_CALL for owner in owners
-    )
+    owners = {next(owner for owner in classes if name in vars(owner)) for name in hooks}
+    return any(name in vars(callback) for name in hooks) or not owners <= _ONCE_A_CALL
 
 
 def most_steps_of_a_call(
     callbacks: list[Callback], steps_per_loop: int, steps_per_execution: int = 1
 ) -> int:
-    """Returns 1 if a callback acts on single batches, else `steps_per_loop` (0: no limit); logs
-    what that costs.
+    """Returns 1 if a callback acts on single batches, else `steps_per_loop` (0: no limit).
 
+    Logs what that costs.
     steps_per_execution: that of compile(), by which `fit` runs such a callback less often.
     """
     names = sorted({type(callback).__name__ for callback in callbacks if acts_on_batches(callback)})
@@ -230,8 +220,11 @@ def most_steps_of_a_call(
 def callback_list(
     callbacks: list[Callback], model: keras.Model, progress: Progress, evaluated: Sequence[str]
 ) -> CallbackList:
-    """Returns `callbacks`, set up as in `fit`; raises UserError if one needs what this run does not
-    have."""
+    """Returns `callbacks`, set up as in `fit`.
+
+    Raises UserError if one needs what this run does not have.
+    """
+    # A callback must find what it needs: an optimizer, a package, a value of evaluation.
     optimizer = ModelInterface.of(model).optimizer
     for callback in callbacks:
         if isinstance(callback, (LearningRateScheduler, ReduceLROnPlateau)) and optimizer is None:
@@ -250,12 +243,12 @@ def callback_list(
                 ) from error
         if isinstance(callback, EarlyStopping):
             callback.evaluated = evaluated
-        if isinstance(callback, keras.callbacks.EarlyStopping) and callback.monitor.startswith(
-            "val_"
-        ):
+        stops = isinstance(callback, keras.callbacks.EarlyStopping)
+        if stops and callback.monitor.startswith("val_"):
             ours = isinstance(callback, EarlyStopping)
             setting = "early_stopping" if ours else "callbacks: EarlyStopping of Keras with monitor"
             refuse_unevaluated(setting, callback.monitor, evaluated)
+
     floats_of_variables()
     epochs = math.ceil(progress.total_steps / progress.steps_per_epoch)
     return CallbackList(

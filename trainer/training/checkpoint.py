@@ -12,6 +12,7 @@ named here.
 """
 
 import hashlib
+import itertools
 import json
 import shutil
 import sys
@@ -61,12 +62,13 @@ def variables_of(model: keras.Model) -> Variables:
     Metrics are left out, as each replica has counts of its own (see `ReplicaCounts`), and so are
     learning rates, which LearningRates holds.
     """
-    metrics = {id(variable) for metric in model.metrics for variable in metric.variables}
+    of_metrics = itertools.chain(*(metric.variables for metric in model.metrics))
+    metrics = {id(variable) for variable in of_metrics}
     variables: dict[str, Any] = {}
     for variable in _all(model, metrics):
         if not _is_rate(variable):
             prefix = WEIGHTS if len(variables) < len(model.weights) else "training/"
-            # words before it may have Keras's count of layers
+            # The words before the last may contain Keras's count of layers.
             kind = variable.name.split(":")[0].split("_")[-1]
             variables[f"{prefix}{len(variables):04d}/{kind}"] = variable
     return variables
@@ -89,10 +91,8 @@ class LearningRates:
 
     def state(self) -> list[float]:
         """Returns a factor for each rate; 1 if no callback changed it."""
-        return [
-            now / before if before else 1.0
-            for now, before in zip(self._now(), self._configured, strict=True)
-        ]
+        pairs = zip(self._now(), self._configured, strict=True)
+        return [now / before if before else 1.0 for now, before in pairs]
 
     def resume(self, factors: Sequence[float]) -> None:
         """Sets each rate to the configured one times its factor."""
@@ -102,24 +102,20 @@ class LearningRates:
 
 @dataclass
 class ReplicaCounts:
-    """Holds what the model's metrics have counted in the epoch so far, on each replica of all
-    workers."""
+    """Holds what the model's metrics have counted in the epoch so far, on each replica."""
 
     model: keras.Model
     replicas: Replicas
 
     def _variables(self) -> dict[str, list[Any]]:
-        """Returns the parts of each variable, those of this worker's replicas, by the variable's
-        name."""
-        variables = [variable for metric in self.model.metrics for variable in metric.variables]
-        values = [
-            variable.value if isinstance(variable, keras.Variable) else variable
-            for variable in variables
-        ]
-        parts = map(self.replicas.strategy.experimental_local_results, values)
-        return {
-            f"{METRICS}{number:04d}": list(of_variable) for number, of_variable in enumerate(parts)
-        }
+        """Returns by name the part of each variable on each of this worker's replicas."""
+        parts: dict[str, list[Any]] = {}
+        of_metrics = itertools.chain(*(metric.variables for metric in self.model.metrics))
+        for number, variable in enumerate(of_metrics):
+            value = variable.value if isinstance(variable, keras.Variable) else variable
+            local = self.replicas.strategy.experimental_local_results(value)
+            parts[f"{METRICS}{number:04d}"] = list(local)
+        return parts
 
     def values(self) -> Arrays:
         """Returns the counts by name, (replicas, …); every worker must call it."""
@@ -128,25 +124,27 @@ class ReplicaCounts:
         for name, parts in self._variables().items():
             local = np.stack([part.numpy() for part in parts])
             if cluster.several:
-                of_workers = np.zeros((cluster.workers, *local.shape))
-                of_workers[cluster.index] = local
-                local = self.replicas.sum_over_workers(of_workers).reshape(-1, *local.shape[1:])
+                by_worker = np.zeros((cluster.workers, *local.shape))
+                by_worker[cluster.index] = local
+                local = self.replicas.sum_over_workers(by_worker).reshape(-1, *local.shape[1:])
             arrays[name] = local
         return arrays
 
     def restore(self, arrays: Arrays) -> None:
-        """Sets what `values` returned, unless the model has other metrics now. Only the chief needs
-        `arrays`.
+        """Sets what `values` returned, unless the model has other metrics now.
 
+        Only the chief needs `arrays`.
         For another number of replicas the first one gets the sums of all: a metric is read as a sum
         over replicas.
         """
+        # The chief decides whether the metrics are the same.
         variables = self._variables()
         shapes = {name: tuple(parts[0].shape) for name, parts in variables.items()}
-        if not self.replicas.from_worker(
-            {name: array.shape[1:] for name, array in arrays.items()} == shapes
-        ):
+        saved_shapes = {name: array.shape[1:] for name, array in arrays.items()}
+        if not self.replicas.from_worker(saved_shapes == shapes):
             return
+
+        # It sends every worker the counts of all replicas, of which each takes its own.
         local = self.replicas.count // self.replicas.cluster.workers
         for name, parts in variables.items():
             values = np.zeros((self.replicas.count, *shapes[name]))
@@ -167,8 +165,7 @@ def _is_rate(variable: Any) -> bool:
 
 
 def _all(model: keras.Model, seen: set[int]) -> Iterator[Any]:
-    """Yields the model's weights, then random state, then variables of optimizers and of the
-    model's attributes."""
+    """Yields the model's weights, then its random state, then all other variables it reaches."""
     others: list[Any] = []
     for item in reachable(model):
         if isinstance(item, keras.optimizers.Optimizer):
@@ -201,8 +198,10 @@ def digest_of(values: Arrays) -> str:
 
 
 def assign_values(variables: Variables, values: Arrays | None, replicas: Replicas) -> None:
-    """Sets every variable to its value on all replicas of all workers. Only the chief needs
-    `values`."""
+    """Sets every variable to its value on all replicas of all workers.
+
+    Only the chief needs `values`.
+    """
     with replicas.strategy.scope():
         for name, variable in variables.items():
             value = values[name] if values is not None else np.zeros(variable.shape)
@@ -233,9 +232,9 @@ class Damaged(Exception):
 
 @dataclass
 class Checkpoints:
-    """Keeps the newest `keep` checkpoints of `model` in `folder`, and the best one; gives each to
-    `mirror`.
+    """Keeps the newest `keep` checkpoints of `model` in `folder`, and the best one.
 
+    Gives each to `mirror`.
     steps: those of which this model has checkpoints, if the run trains several one after another;
         ends: the steps whose checkpoints are kept, too.
     """
@@ -255,17 +254,18 @@ class Checkpoints:
         self._counts = ReplicaCounts(self.model, self.replicas)
         weights = of_networks(self._variables)
         self._trained = {name: weight.path for name, weight in weights.items() if weight.trainable}
-        # the newest step that is saved or being written, and whether its hooks are pending
+        # It is the newest step that is saved or being written, and whether its hooks are pending.
         self._saved = (-1, False)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
 
     def restore(self) -> tuple[int, State] | None:
-        """Restores the newest intact checkpoint on all workers; returns its step and state, None if
-        none exists.
+        """Restores the newest intact checkpoint on all workers.
 
-        The state has the "arrays" of `save`, if there are any, on the chief alone.
+        Returns its step and state, None if none exists. The state has the "arrays" of `save`, if
+        there are any, on the chief alone.
         """
+        # The chief tries its checkpoints, the newest first, until one is intact.
         manifest: State | None = None
         values: Arrays | None = None
         arrays: Arrays = {}
@@ -281,11 +281,8 @@ class Checkpoints:
                 damaged.append(str(error))
                 continue
             self.restored = self.mirror.where(folder)
-            arrays = {
-                name: values.pop(name)
-                for name in [*values]
-                if name.startswith((CALLBACKS, METRICS))
-            }
+            names = [name for name in values if name.startswith((CALLBACKS, METRICS))]
+            arrays = {name: values.pop(name) for name in names}
             check_fits(self._variables, values, self.restored)
             break
         if damaged and manifest is None:
@@ -293,23 +290,23 @@ class Checkpoints:
                 f"{self.mirror.where(self.folder)}: none of its checkpoints can be read"
                 f" ({damaged[0]}): nothing is overwritten; repair them, or use another --job_dir"
             )
+
+        # All workers get its values.
         manifest = self.replicas.from_worker(manifest)
         if manifest is None:
             return None
         assign_values(self._variables, values, self.replicas)
-        self._counts.restore(
-            {name: arrays.pop(name) for name in [*arrays] if name.startswith(METRICS)}
-        )
+        counts = [name for name in arrays if name.startswith(METRICS)]
+        self._counts.restore({name: arrays.pop(name) for name in counts})
         self._saved = (manifest["step"], bool(manifest["state"].get("pending")))
         return manifest["step"], manifest["state"] | ({"arrays": arrays} if arrays else {})
 
     def save(self, step: int, state: State) -> None:
-        """Takes a snapshot after `step` steps and writes it in the background; first raises what
-        `wait` raises.
+        """Takes a snapshot after `step` steps and writes it in the background.
 
-        The chief writes, and a step only once, or again when its pending hooks have run. `state` is
-        stored beside the variables, its "arrays" with them; the checkpoint of its ["best"]["step"]
-        is kept as well.
+        First raises what `wait` raises. The chief writes, and a step only once, or again when its
+        pending hooks have run. `state` is stored beside the variables, its "arrays" with them; the
+        checkpoint of its ["best"]["step"] is kept as well.
         """
         saved = (step, bool(state.get("pending")))
         if saved == self._saved:
@@ -322,17 +319,18 @@ class Checkpoints:
             return
         state = dict(state)
         values = snapshot(self._variables) | counts | state.pop("arrays", {})
-        # Text now: later steps change the state while the thread writes. Arrays are the counts of
-        # metrics.
-        manifest = json.dumps(
-            {"step": step, "trained": self._trained, "state": state}, default=np.ndarray.tolist
-        )
+        # The state becomes text now, as later steps change it while the thread writes. Arrays in it
+        # are the counts of metrics.
+        content = {"step": step, "trained": self._trained, "state": state}
+        manifest = json.dumps(content, default=np.ndarray.tolist)
         self._writing = self._thread.submit(self._write, step, values, manifest)
         self.saving_seconds += time.monotonic() - began
 
     def wait(self) -> None:
-        """Waits until the last save is written; raises UserError if it failed, or NotFinite for NaN
-        on one worker."""
+        """Waits until the last save is written.
+
+        Raises UserError if it failed, or NotFinite for NaN on one worker.
+        """
         began = time.monotonic()
         error = self._writing.exception() if self._writing else None
         self._writing = None
@@ -341,12 +339,13 @@ class Checkpoints:
             raise error
 
     def _write(self, step: int, values: Arrays, text: str) -> None:
-        """Writes a checkpoint and removes old ones, in a thread; `text` is the manifest without
-        files.
+        """Writes a checkpoint and removes old ones, in a thread.
 
-        What it raises the next save or wait raises, in the training thread.
+        `text` is the manifest without files. What it raises the next save or wait raises, in the
+        training thread.
         """
-        # Before anything is written, so that the last good checkpoint stays the newest.
+        # Values are checked before anything is written, so that the last good checkpoint stays the
+        # newest.
         for name, value in values.items():
             if not name.startswith((CALLBACKS, METRICS)) and not np.isfinite(value).all():
                 raise NotFinite.at(step, name)
@@ -362,7 +361,8 @@ class Checkpoints:
         for old in whole:
             if old not in newest and step_of(old.name) not in (best, *self.ends):
                 self.mirror.remove(old)
-        for half in self.folder.glob(f".{STEP_PREFIX}*"):  # left half written by a kill
+        # A kill leaves a checkpoint half written.
+        for half in self.folder.glob(f".{STEP_PREFIX}*"):
             shutil.rmtree(half, ignore_errors=True)
 
     def remove_after(self, step: int) -> None:
@@ -379,11 +379,12 @@ class Checkpoints:
 
 
 def checkpoint_folders(folder: Path) -> list[Path]:
-    """Returns the checkpoint folders in `folder`, oldest first. One that a kill left half written
-    has another name."""
-    folders = [
-        path for path in folder.glob(f"{STEP_PREFIX}*") if path.is_dir() and step_of(path.name) >= 0
-    ]
+    """Returns the checkpoint folders in `folder`, oldest first.
+
+    One that a kill left half written has another name.
+    """
+    paths = folder.glob(f"{STEP_PREFIX}*")
+    folders = [path for path in paths if path.is_dir() and step_of(path.name) >= 0]
     return sorted(folders, key=lambda path: step_of(path.name))
 
 
@@ -408,12 +409,16 @@ def write_checkpoint(folder: Path, values: Arrays, manifest: dict[str, Any]) -> 
 
 
 def read_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the manifest and the variables by name; raises Damaged, naming the file, if they do
-    not match."""
+    """Returns the manifest and the variables by name.
+
+    Raises Damaged, naming the file, if they do not match.
+    """
+    # The manifest must be whole and of this trainer.
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
         intact = manifest.pop("sha256") == _digest(manifest)
-    except Exception as error:  # a damaged file may hold any JSON, or none
+    # A damaged file may hold any JSON, or none.
+    except Exception as error:
         raise Damaged(f"{folder.name}/{MANIFEST}: {type(error).__name__}") from None
     if not intact:
         raise Damaged(f"{folder.name}/{MANIFEST} has another checksum")
@@ -429,24 +434,24 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         and 0 <= step < 2**63
     ):
         raise Damaged(f"{folder.name}/{MANIFEST} is not of this trainer")
+
+    # Each of its files must have the size and the checksum that it states.
     for name, fingerprint in files.items():
         try:
             actual = _fingerprint(folder / name)
         except (OSError, ValueError):
             raise Damaged(f"{folder.name}/{name} is missing") from None
         if actual != fingerprint:
-            difference = (
-                "has another size"
-                if actual["bytes"] != fingerprint.get("bytes")
-                else "has another checksum"
-            )
+            same_size = actual["bytes"] == fingerprint.get("bytes")
+            difference = "has another checksum" if same_size else "has another size"
             raise Damaged(f"{folder.name}/{name} {difference}")
+
+    # TensorFlow reads the variables, and raises many types of errors.
     try:
         reader = tf.train.load_checkpoint(str(folder / _PREFIX))
-        return manifest, {
-            name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()
-        }
-    except Exception as error:  # TensorFlow raises many types
+        names = reader.get_variable_to_shape_map()
+        return manifest, {name: reader.get_tensor(name) for name in names}
+    except Exception as error:
         raise Damaged(f"{folder.name}/{_PREFIX}: {reason(error)}") from None
 
 

@@ -53,8 +53,10 @@ class Control:
         return self.signal is not None or self.budget_spent
 
     def agree(self, seconds: float) -> float:
-        """Synchronises all workers after a call that took `seconds`; returns the mean seconds over
-        the workers."""
+        """Synchronises all workers after a call that took `seconds`.
+
+        Returns the mean seconds over the workers.
+        """
         now = self.clock()
         chief = self.replicas.cluster.is_chief
         spent = chief and now - self._began >= self.budget_seconds
@@ -118,7 +120,7 @@ class Hook:
     def next_after(self, step: int, total: int) -> int:
         """Returns the first step after `step` at which a call must end, at most `total`."""
         multiple = (step // self.every + 1) * self.every if self.every else total
-        return min([multiple, total, *(cut for cut in self.cuts if cut > step)])
+        return min([multiple, total, *(end for end in self.cuts if end > step)])
 
     def due(self, progress: Progress) -> bool:
         """Returns whether to act now."""
@@ -180,11 +182,13 @@ class TrainingLoop:
         progress = self.progress
         control = self.control
         while not (progress.finished or control):
-            boundary = min(
-                hook.next_after(progress.step, progress.total_steps) for hook in self.hooks
-            )
+            # A call ends where the next hook is due, or earlier if it would take too long.
+            total = progress.total_steps
+            boundary = min(hook.next_after(progress.step, total) for hook in self.hooks)
             count = call_size(boundary - progress.step)
             self.callbacks.on_train_batch_begin(progress.step % progress.steps_per_epoch)
+
+            # All workers agree on the time of the call, and whether it was the last one.
             begin_call()
             began = time.monotonic()
             logs = run_steps(progress.step, count)
@@ -195,16 +199,19 @@ class TrainingLoop:
             progress.budget_spent = control.budget_spent
             if progress.call_timed:
                 call_size.learn(count, seconds)
+
+            # Callbacks see the call as its last batch.
             means = end_call(logs)
-            self.callbacks.on_train_batch_end(
-                (progress.step - 1) % progress.steps_per_epoch, dict(means)
-            )
+            last = (progress.step - 1) % progress.steps_per_epoch
+            self.callbacks.on_train_batch_end(last, dict(means))
             control.agree_to_stop(self.model)
             self.run_due_hooks()
 
     def run_due_hooks(self) -> None:
-        """Runs the hooks that are due, in order; those after one that raises Interrupted, for a
-        signal, do not run."""
+        """Runs the hooks that are due, in order.
+
+        Those after one that raises Interrupted, for a signal, do not run.
+        """
         with suppress(Interrupted):
             for hook in self.hooks:
                 if self.model.stop_training:  # an earlier hook may have set it
@@ -234,9 +241,8 @@ class StepProfile:
     @property
     def cuts(self) -> Hook:
         """Returns the hook that ends calls before and after the profiled steps."""
-        return Hook(
-            0, lambda progress: None, at_end=False, cuts=(self.steps.start - 1, self.steps.stop - 1)
-        )
+        ends = (self.steps.start - 1, self.steps.stop - 1)
+        return Hook(0, lambda progress: None, at_end=False, cuts=ends)
 
     def before_call(self) -> None:
         """Starts the profile if the next call begins with its first step."""
@@ -261,8 +267,10 @@ class StepProfile:
             self.close()
 
     def close(self) -> None:
-        """Ends the profile, if it runs; a run that is stopped within its steps has fewer of
-        them."""
+        """Ends the profile, if it runs.
+
+        A run that is stopped within its steps has fewer of them.
+        """
         if not self._runs:
             return
         self._runs = False

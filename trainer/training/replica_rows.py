@@ -39,35 +39,39 @@ class ReplicaData:
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         stacked = self.interface.stacked
         rows = batch.parts if isinstance(batch, ReplicaRows) else batch
-        # Those of several replicas are together on the host, and are divided there, so that each
+
+        # The rows of several replicas are together on the host, and are divided there, so that each
         # device gets only the rows of its replica (as uint8, if they are images).
         together = rows is batch and self.replicas.count > 1
         local = replica - self.replicas.first if together else 0
         with tf.device("CPU:0") if together else nullcontext():
             if self.undivided:
+                begin = step.first_row
+                end = begin + step.rows
                 parts = tf.nest.map_structure(
-                    lambda part: tf.ensure_shape(
-                        part[step.first_row : step.first_row + step.rows],
-                        (step.rows, *part.shape[1:]),
-                    ),
+                    lambda part: tf.ensure_shape(part[begin:end], (step.rows, *part.shape[1:])),
                     rows,
                 )
             else:
                 parts = tf.nest.map_structure(
                     lambda part: part[local] if stacked else part[local, 0], rows
                 )
+
+        # Each shard of virtual replicas is augmented as the replica it stands for.
         data = self.as_fit(parts)
         if not step.virtual_replicas or stacked:
             return self._augmented(data, step)
         shards = map(step.micro_batch, range(step.micro_batches))
-        changed = [
-            self._augmented(tf.nest.map_structure(shard.part, data), shard) for shard in shards
-        ]
+        changed = []
+        for shard in shards:
+            changed.append(self._augmented(tf.nest.map_structure(shard.part, data), shard))
         return tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *changed)
 
     def _augmented(self, data: Any, step: StepContext) -> Any:
-        """Returns `data` with its images changed at random; each global batch of a step has
-        separate draws."""
+        """Returns `data` with its images changed at random.
+
+        Each global batch of a step has separate draws.
+        """
         if not self.augment:
             return data
         images = data[0] if isinstance(data, tuple) else data

@@ -20,8 +20,10 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @dataclass
 class StopRequest:
-    """Records the first signal; the loop checks it between calls to the device, when weights and
-    step agree."""
+    """Records the first signal.
+
+    The loop checks it between calls to the device, when weights and step agree.
+    """
 
     signal: str | None = None
     reason: str = ""  # why the job ends itself, if it does
@@ -34,14 +36,15 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """Makes SIGINT and SIGTERM set the request within the block; a second one ends the process with
-    exit code 75."""
+    """Makes SIGINT and SIGTERM set the request within the block.
+
+    A second one ends the process with exit code 75.
+    """
     request = StopRequest()
     over = threading.Event()
 
+    # A compilation may take minutes, and nobody loses anything by its end.
     def leave_while_compiling() -> None:
-        """Ends the process, some seconds after a signal, if the running call to the device has
-        nothing to save."""
         over.wait(_COMPILING_SECONDS)
         while not over.wait(_POLL_SECONDS):
             if request.nothing_to_save:
@@ -66,8 +69,10 @@ def stop_on_signals() -> Iterator[StopRequest]:
 
 @contextmanager
 def stop_on_interrupt() -> Iterator[StopRequest]:
-    """Makes a first Ctrl-C within the block set the request; a second one raises KeyboardInterrupt,
-    as ever."""
+    """Makes a first Ctrl-C within the block set the request.
+
+    A second one raises KeyboardInterrupt, as ever.
+    """
     request = StopRequest()
     before = signal.getsignal(signal.SIGINT)
 
@@ -86,8 +91,10 @@ def stop_on_interrupt() -> Iterator[StopRequest]:
 
 
 def leave_on_signals() -> AbstractContextManager[None]:
-    """Makes SIGINT and SIGTERM end the process with exit code 75 within the block, also while it
-    waits in C++."""
+    """Makes SIGINT and SIGTERM end the process with exit code 75, within the block.
+
+    They do so also while it waits in C++.
+    """
     return _received(lambda name: end_process())
 
 
@@ -120,17 +127,21 @@ def _received(receive: Callable[[str], None]) -> Iterator[None]:
 
 
 def keep_handlers() -> None:
-    """Installs Python's handlers of SIGINT and SIGTERM again: TensorFlow takes SIGTERM when its
-    servers connect."""
+    """Installs Python's handlers of SIGINT and SIGTERM again.
+
+    TensorFlow takes SIGTERM when its servers connect.
+    """
     for number in _SIGNALS:
         signal.signal(number, signal.getsignal(number))
 
 
 def end_process() -> None:
-    """Ends this process with exit code 75, without Python's exit: that waits for TensorFlow's
-    threads, or crashes."""
+    """Ends this process with exit code 75, without Python's exit.
+
+    Python's exit waits for TensorFlow's threads, or crashes.
+    """
     if sys.stderr.isatty():
-        print("\033[?25h", end="", file=sys.stderr)  # the progress bar hides the cursor
+        print("\033[?25h", end="", file=sys.stderr)  # shows the cursor, which the bar hides
     log.warning("stopped at once: the same command resumes from the last checkpoint")
     sys.stderr.flush()
     os._exit(INTERRUPTED)

@@ -60,8 +60,10 @@ _COLLECTIVES = ("CollectiveReduce", "NcclAllReduce")
 
 @dataclass(frozen=True)
 class Operation:
-    """Holds the counts of an operation, over all `times` that it runs; `scope` is its name after
-    its callers' names."""
+    """Holds the counts of an operation, over all `times` that it runs.
+
+    `scope` is its name after its callers' names.
+    """
 
     type: str
     scope: str
@@ -90,9 +92,7 @@ def operations(
         used: the numbers of the outputs that its caller uses, by default all. Raises ValueError if
         loops are nested more deeply than `loops`.
     """
-    # Count only what outputs and side effects need, as tapes leave unused gradients; and nothing
-    # that follows from constants, as the shapes in batch norm over replicas: TensorFlow computes
-    # that once.
+    # Only what outputs and side effects need is counted, as tapes leave unused gradients.
     needed: set[Any] = set()
     outputs = graph.outputs if used is None else [graph.outputs[number] for number in used]
     read = {(tensor.op, tensor.value_index) for tensor in outputs}
@@ -103,15 +103,17 @@ def operations(
             needed.add(op)
             read |= {(tensor.op, tensor.value_index) for tensor in op.inputs}
             waiting.extend([*(tensor.op for tensor in op.inputs), *op.control_inputs])
+
+    # What follows from constants, as the shapes in batch norm over replicas, is not counted:
+    # TensorFlow computes it once.
     constant: set[Any] = set()
     for op in graph.get_operations():
-        known = (
-            op.inputs
-            and not op.op_def.is_stateful
-            and all(tensor.op in constant for tensor in op.inputs)
-        )
+        pure = op.inputs and not op.op_def.is_stateful
+        known = pure and all(tensor.op in constant for tensor in op.inputs)
         if op.type == "Const" or known:
             constant.add(op)
+
+    # A function counts as its own operations, and a loop as so many times those of its body.
     for op in graph.get_operations():
         if op not in needed or op in constant:
             continue
@@ -130,13 +132,11 @@ def operations(
             written = sum(_tensor_bytes(tensor, rows) for tensor in op.outputs)
             moved = written + sum(_tensor_bytes(tensor, rows) for tensor in op.inputs)
             reduced = written if op.type.startswith(_COLLECTIVES) else 0
-            few = (
-                op.type == "FusedBatchNormGradV3"
-                and (op.inputs[2].shape[0] or FEW_CHANNELS + 1) <= FEW_CHANNELS
-            )
-            yield Operation(
-                op.type, name, times, times * _flops(op, rows), times * moved, times * reduced, few
-            )
+            few = False
+            if op.type == "FusedBatchNormGradV3":
+                few = (op.inputs[2].shape[0] or FEW_CHANNELS + 1) <= FEW_CHANNELS
+            flops = times * _flops(op, rows)
+            yield Operation(op.type, name, times, flops, times * moved, times * reduced, few)
 
 
 def flops_of(graph: Any, rows: int) -> int:
@@ -145,15 +145,14 @@ def flops_of(graph: Any, rows: int) -> int:
     Returns 0 if the step has loops of its own of which it is not known how often they run.
     """
     try:
-        found = [*operations(graph, ONE_STEP, rows)]
+        work = [*operations(graph, ONE_STEP, rows)]
     except ValueError:
         return 0
-    return sum(op.flops for op in found) if all(op.times for op in found) else 0
+    return sum(op.flops for op in work) if all(op.times for op in work) else 0
 
 
 def _most_iterations(loop: Any) -> int:
-    """Returns the most iterations of a While if they are a constant, as Keras gives an RNN, else
-    0."""
+    """Returns the most iterations of a While if they are a constant, as of an RNN, else 0."""
     most = loop.inputs[1]
     if most.op.type == "Max":  # of the lengths of all rows
         most = most.op.inputs[0]
@@ -162,13 +161,16 @@ def _most_iterations(loop: Any) -> int:
 
 
 def _flops(op: Any, rows: int | None) -> int:
-    """Returns the FLOPs of a matrix product or convolution; 0 for other operations and for unknown
-    shapes."""
+    """Returns the FLOPs of a matrix product or convolution.
+
+    It is 0 for other operations and for unknown shapes.
+    """
 
     def shape(operand: tuple[str, int]) -> list[int] | None:
         side, number = operand
         return _shape((op.outputs if side == "out" else op.inputs)[number], rows)
 
+    # A convolution multiplies each pixel of its dense side with the whole filter.
     if op.type in _CONVOLUTIONS:
         dense, kernel = map(shape, _CONVOLUTIONS[op.type])
         if dense is None or kernel is None:
@@ -176,12 +178,16 @@ def _flops(op: Any, rows: int | None) -> int:
         count, *pixels = dense
         pixels = pixels[:-1] if op.get_attr("data_format").endswith(b"C") else pixels[1:]
         return 2 * count * math.prod(pixels) * math.prod(kernel)
+
+    # A matrix product has for each of its numbers the length of the axis that is summed.
     if op.type in _TRANSPOSED:
         factor = shape(("in", 0))
         product = shape(("out", 0))
         if factor is None or product is None:
             return 0
         return 2 * math.prod(product) * factor[-2 if op.get_attr(_TRANSPOSED[op.type]) else -1]
+
+    # An Einsum has a product for each combination of its letters.
     if op.type == "Einsum" and len(op.inputs) == 2:
         first = shape(("in", 0))
         second = shape(("in", 1))
@@ -201,16 +207,16 @@ def _flops(op: Any, rows: int | None) -> int:
 def _tensor_bytes(tensor: Any, rows: int | None) -> int:
     """Returns the size of a tensor in bytes; 0 if its shape is unknown or it is only a handle."""
     shape = _shape(tensor, rows)
-    return (
-        math.prod(shape) * tensor.dtype.size
-        if shape is not None and tensor.dtype.is_numpy_compatible
-        else 0
-    )
+    if shape is None or not tensor.dtype.is_numpy_compatible:
+        return 0
+    return math.prod(shape) * tensor.dtype.size
 
 
 def _shape(tensor: Any, rows: int | None) -> list[int] | None:
-    """Returns the sizes of all axes, with `rows` for an unknown first one; None if another one is
-    unknown."""
+    """Returns the sizes of all axes, with `rows` for an unknown first one.
+
+    It is None if another one is unknown.
+    """
     if tensor.shape.rank is None:
         return None
     sizes = list(tensor.shape)

@@ -4,6 +4,7 @@ replica.
 It also measures how much time the loop over steps lost by waiting for batches.
 """
 
+import itertools
 import math
 import re
 import time
@@ -77,10 +78,10 @@ class StepRunner:
 
     def __post_init__(self) -> None:
         self.replicas = self.data.replicas
-        self.cut = self.compiled and self.replicas.count > 1
+        self._is_divided = self.compiled and self.replicas.count > 1
         self._interface = self.data.interface
         self._names: tuple[str, ...] = ()
-        # results of metrics while a step is traced
+        # the results of metrics that a step returns while it is traced
         self._returned: list[tuple[Any, keras.Metric]] = []
         # metrics that a step returns, by the keys that it gives them
         self._by_key: dict[str, keras.Metric] = {}
@@ -88,15 +89,17 @@ class StepRunner:
         self._run = tf.function(self._run_steps)
         self._run_program = tf.function(self._run_several, autograph=False)
         # an iterator, and its newest program's number and rows
-        self._held: tuple[Any, int, Any] = (None, -1, None)
+        self._newest_rows: tuple[Any, int, Any] = (None, -1, None)
         self._graph: Any = None  # of the newest trace
 
     def __call__(self, iterator: Any, first_step: int, count: int) -> StepLogs:
-        """Runs `count` steps from `first_step` (from 0) and returns their scalars; every worker
-        must call it alike."""
+        """Runs `count` steps from `first_step` (from 0) and returns their scalars.
+
+        Every worker must call it alike.
+        """
         with tf.device("CPU:0"):
             begin = tf.constant(first_step, tf.int64)
-        # TensorBoard's mark of a step
+        # The profiler marks the call as a step.
         with tf.profiler.experimental.Trace("train", step_num=first_step, _r=1):
             if self.steps_per_program > 1:
                 steps, requested, ready = self._by_programs(iterator, first_step, count)
@@ -108,14 +111,13 @@ class StepRunner:
         waits[self.replicas.cluster.index] = input_wait(
             requested, ready, ended, runs_ahead=self.replicas.on_gpus
         )
-        # Over workers, once a call and not once a step: the scalars, and the seconds that each lost
+
+        # Workers sum once a call, and not once a step, the scalars and the seconds that each lost
         # for batches.
-        values, waited = np.split(
-            self.replicas.sum_over_workers(np.append(steps, waits)), [steps.size]
-        )
-        counts = tuple(
-            keras.ops.convert_to_numpy(counter).astype(np.float64) for counter in self._counters()
-        )
+        total = self.replicas.sum_over_workers(np.append(steps, waits))
+        values, waited = np.split(total, [steps.size])
+        arrays = [keras.ops.convert_to_numpy(counter) for counter in self._counters()]
+        counts = tuple(array.astype(np.float64) for array in arrays)
         scalars = values.reshape(steps.shape)
         seconds = tuple(waited.tolist())
         return StepLogs(
@@ -130,13 +132,13 @@ class StepRunner:
 
     @cached_property
     def flops(self) -> int:
-        """Returns the FLOPs of a step over all replicas, after the first call; 0 where they are not
-        known."""
-        return (
-            self.replicas.cluster.workers * flops_of(self._graph, self.replicas.rows)
-            if self._graph
-            else 0
-        )
+        """Returns the FLOPs of a step over all replicas, after the first call.
+
+        It is 0 where they are not known.
+        """
+        if not self._graph:
+            return 0
+        return self.replicas.cluster.workers * flops_of(self._graph, self.replicas.rows)
 
     def one_step(self, batch: Any, step: Any) -> Any:
         """Returns the scalars of each replica's step number `step`; call it in a graph."""
@@ -154,21 +156,18 @@ class StepRunner:
 
     def _counters(self) -> list[Any]:
         """Returns the variables of all metrics of the model."""
-        return [variable for metric in self.model.metrics for variable in metric.variables]
+        return [*itertools.chain(*(metric.variables for metric in self.model.metrics))]
 
     @cached_property
     def _adds_up(self) -> tuple[bool, ...]:
-        """Returns whether each of these only adds up over batches, as those of Keras's own metrics
-        do."""
+        """Returns whether each counter only adds up over batches, as of Keras's own metrics."""
+        # The metrics of compile() are within one of the model's.
         metrics = [*self.model.metrics]
-        # those of compile()
-        metrics += [part for metric in metrics for part in getattr(metric, "metrics", ())]
-        own = [
-            metric
-            for metric in metrics
-            if not type(metric).update_state.__module__.startswith("keras.")
-        ]
-        may_differ = {id(variable) for metric in own for variable in metric.variables}
+        metrics += itertools.chain(*(getattr(metric, "metrics", ()) for metric in metrics))
+        may_differ: set[int] = set()
+        for metric in metrics:
+            if not type(metric).update_state.__module__.startswith("keras."):
+                may_differ |= {id(variable) for variable in metric.variables}
         return tuple(id(counter) not in may_differ for counter in self._counters())
 
     def _results(self, counts: MetricCounts) -> Scalars:
@@ -177,18 +176,16 @@ class StepRunner:
             return {}
         pairs = [*zip(self._counters(), counts, strict=True)]
         updated = {id(counter) for counter, count in pairs if np.any(count)}
-        with keras.StatelessScope(
-            [(counter, tf.cast(count, counter.dtype)) for counter, count in pairs]
-        ):
+        values = [(counter, tf.cast(count, counter.dtype)) for counter, count in pairs]
+        with keras.StatelessScope(values):
             results = results_of(self.model, updated, self._by_key)
         return numbers_of({key: result for key, result in results.items() if key in self._keys})
 
     def _run_steps(self, iterator: Any, first_step: Any, count: Any) -> Any:
-        """Returns the scalars of `count` steps (int32) from `first_step` (int64): (steps, scalars +
-        2) float64.
+        """Returns the scalars of `count` steps (int32) from `first_step` (int64).
 
-        The last two are the times, in seconds of the host's clock, at which the loop requested the
-        batch and had it.
+        They are (steps, scalars + 2) float64. The last two are the times, in seconds of the host's
+        clock, at which the loop requested the batch and had it.
 
         On GPUs TensorFlow keeps int32 on the host and int64 on the device. An int64 counter, or
         step number that is not pinned to the host, would make the host wait for the device in every
@@ -205,48 +202,52 @@ class StepRunner:
                 batch = next(iterator)
             with tf.device("CPU:0"):
                 times = tf.stack([requested, timestamp(after=batch)])
-            on_each = self.one_step(batch, step)
-            total = tf.add_n(list(strategy.experimental_local_results(on_each)))
+            by_replica = self.one_step(batch, step)
+            total = tf.add_n(list(strategy.experimental_local_results(by_replica)))
             scalars = scalars.write(i, tf.concat([total, times], axis=0))
         return scalars.stack()
 
     def _by_programs(
         self, iterator: Any, first_step: int, count: int
     ) -> tuple[Times, Times, Times]:
-        """Runs `count` steps, by programs; returns their scalars, (steps, scalars), and two times
-        for each program.
+        """Runs `count` steps, by programs.
 
-        These are when the program's rows were requested, and when they were there. The first and
-        the last program may run only some of their steps: the others belong to an earlier or a
-        later call. On GPUs a program that runs all its steps is a loop of constant length, in which
-        the host need not read the counter.
+        Returns their scalars, (steps, scalars), and two times for each program. These are when the
+        program's rows were requested, and when they were there. The first and the last program may
+        run only some of their steps: the others belong to an earlier or a later call. On GPUs a
+        program that runs all its steps is a loop of constant length, in which the host need not
+        read the counter.
         """
-        ran = list[Any]()
+        results = list[Any]()
         times = list[tuple[float, float]]()
         size = self.steps_per_program
         for number in range(first_step // size, math.ceil((first_step + count) / size)):
             begin = max(0, first_step - number * size)
             end = min(size, first_step + count - number * size)
+
+            # A program's rows are read once, though two calls may each run a part of it.
             requested = time.time()
-            if self._held[0] is not iterator or self._held[1] != number:
-                self._held = iterator, number, next(iterator)
+            if self._newest_rows[0] is not iterator or self._newest_rows[1] != number:
+                self._newest_rows = iterator, number, next(iterator)
             times.append((requested, time.time()))
             bounds: Any = begin, end
             with tf.device("CPU:0"):
                 first = tf.constant(number * size, tf.int64)
                 if end - begin < size or not self.replicas.on_gpus:
                     bounds = tf.constant(begin, tf.int64), tf.constant(end, tf.int64)
-            ran.append((self._run_program(self._held[2], first, *bounds), begin, end))
+            results.append((self._run_program(self._newest_rows[2], first, *bounds), begin, end))
         requested, ready = np.array(times).T
         return (
-            np.concatenate([scalars.numpy()[begin:end] for scalars, begin, end in ran]),
+            np.concatenate([scalars.numpy()[begin:end] for scalars, begin, end in results]),
             requested,
             ready,
         )
 
     def _run_several(self, rows: Any, first: Any, begin: Any, end: Any) -> Any:
-        """Returns the scalars of a program's steps, (steps, scalars) float64: those from `begin` to
-        below `end`."""
+        """Returns the scalars of a program's steps from `begin` to below `end`.
+
+        They are (steps, scalars) float64.
+        """
         self._graph = tf.compat.v1.get_default_graph()
         with tf.device("CPU:0"):
             steps = [first + number for number in range(self.steps_per_program)]
@@ -254,33 +255,31 @@ class StepRunner:
         def prepared(rows: Any) -> Any:
             if self.gather:
                 rows = self.gather(*rows)
-            by_step = [
-                tf.unstack(part, num=self.steps_per_program) for part in tf.nest.flatten(rows)
-            ]
-            batches = (
-                tf.nest.pack_sequence_as(rows, parts) for parts in zip(*by_step, strict=True)
-            )
-            data = [self._replica_data(*of_step) for of_step in zip(batches, steps, strict=True)]
+            count = self.steps_per_program
+            parts = [tf.unstack(part, num=count) for part in tf.nest.flatten(rows)]
+            data = []
+            for step, *of_step in zip(steps, *parts, strict=True):
+                batch = tf.nest.pack_sequence_as(rows, of_step)
+                data.append(self._replica_data(batch, step))
             return tf.nest.map_structure(lambda *parts: tf.stack(parts), *data)
 
         with self._as_fit():
             data = self.replicas.strategy.run(prepared, args=(rows,))
-            on_each = self.replicas.strategy.run(self._program(steps, begin, end), args=(data,))
-        return self.replicas.strategy.experimental_local_results(on_each)[0]
+            program = self._program(steps, begin, end)
+            by_replica = self.replicas.strategy.run(program, args=(data,))
+        return self.replicas.strategy.experimental_local_results(by_replica)[0]
 
     @contextmanager
     def _as_fit(self) -> Iterator[None]:
-        """Makes Keras's losses in the block add up over replicas, or average, to the loss of the
-        global batch.
+        """Makes Keras's losses in the block add up, or average, to that of the global batch.
 
         What metrics return there is noted.
         """
         reduced = losses_reduced_by(reduce_to_mean, lambda: 1)
         if not self._interface.means_of_rows:
-            cut = (
-                self.replicas.micro_batches > 1 or self.replicas.virtual or self.replicas.copies > 1
-            )
-            parts = parts_of_batch if cut else None
+            replicas = self.replicas
+            divided = replicas.micro_batches > 1 or replicas.virtual or replicas.copies > 1
+            parts = parts_of_batch if divided else None
             reduced = losses_reduced_by(reduce_over_replicas, parts)
         with reduced, recording_results(self.model) as self._returned:
             yield
@@ -292,10 +291,10 @@ class StepRunner:
         either.
         """
         run = self.replicas.strategy.run
-        if self.cut and not self._interface.own_step:
-            return run(self._cut_step, args=(batch, step))
-        # the model's own train_step compiles what needs no sum over replicas
-        if self.cut or not self.compiled:
+        if self._is_divided and not self._interface.own_step:
+            return run(self._divided_step, args=(batch, step))
+        # The model's own train_step compiles what needs no sum over replicas.
+        if self._is_divided or not self.compiled:
             return run(
                 lambda rows, step: self._replica_step(self._replica_data(rows, step), step),
                 args=(batch, step),
@@ -303,28 +302,31 @@ class StepRunner:
         data = run(self._replica_data, args=(batch, step))
         return run(self._program([step]), args=(data,))
 
-    def _cut_step(self, batch: Any, step: Any) -> Any:
-        """Returns the scalars of this replica's step, by two programs; between them TensorFlow sums
-        the gradients."""
+    def _divided_step(self, batch: Any, step: Any) -> Any:
+        """Returns the scalars of this replica's step, by two programs.
+
+        Between them TensorFlow sums the gradients.
+        """
         program = Program(tf.compat.v1.get_default_graph(), [step], cut=True)
         updates = list[Update]()
+        sizes = list[Any]()
 
+        # The first program returns the gradients, and notes the updates that wait for their sums.
         def gradients(data: Any) -> Any:
             with postponed_updates() as postponed:
-                scalars = self._compilable(
-                    partial(self._replica_step, step=step, program=program), data
-                )
+                run = partial(self._replica_step, step=step, program=program)
+                scalars = self._compilable(run, data)
             updates[:] = postponed
             exchanged = [ExchangedGradients.of(update.gradients) for update in postponed]
             sizes[:] = [gradients.sizes for gradients in exchanged]
             return scalars, [gradients[:2] for gradients in exchanged]
 
+        # The second one makes these updates.
         def update(summed: Any) -> None:
             for pending, (values, rows), table_sizes in zip(updates, summed, sizes, strict=True):
                 whole = ExchangedGradients(values, rows, table_sizes).gradients()
                 pending.apply(whole, pending.variables, summed=True)
 
-        sizes = list[Any]()
         with without_merging(self.replicas.strategy):
             scalars, parts = tf.function(gradients, jit_compile=True, autograph=False)(
                 self._replica_data(batch, step)
@@ -359,17 +361,18 @@ class StepRunner:
         return tf.function(partial(self._compilable, run), jit_compile=True, autograph=False)
 
     def _compilable(self, run: Callable[[Any], Any], data: Any) -> Any:
-        """Returns `run(data)` in a program of XLA; raises NotCompilable if XLA would give other
-        numbers."""
-        # XLA would abort at its next compilation
+        """Returns `run(data)` in a program of XLA.
+
+        Raises NotCompilable if XLA would give other numbers.
+        """
+        # XLA would abort at its next compilation.
         if any(part.dtype == tf.string for part in tf.nest.flatten(data)):
             raise NotCompilable("its data hold text, which XLA cannot take")
         result = run(data)
         inside = tf.compat.v1.get_default_graph()
         values = [tensor for tensor in inside.inputs if tensor.dtype != tf.resource]
-        self.bytes_of_step = sum(
-            (value.shape.num_elements() or 0) * value.dtype.size for value in values
-        )
+        sizes = [(value.shape.num_elements() or 0) * value.dtype.size for value in values]
+        self.bytes_of_step = sum(sizes)
         if drawn := {node.op for node in nodes_of(inside) if _DRAWS.search(node.op)}:
             operations = ", ".join(sorted(drawn))
             raise NotCompilable(
@@ -392,7 +395,7 @@ class StepRunner:
             rows,
             self.replicas.global_batch_size,
             program=program,
-            cut=self.cut,
+            cut=self._is_divided,
             micro_batches=self.replicas.micro_batches,
             virtual_replicas=self.replicas.virtual,
             model=self.model,
@@ -404,21 +407,24 @@ class StepRunner:
         return self.data.of_step(batch, self._context(step))
 
     def _replica_step(self, data: Any, step: Any, program: Program | None = None) -> Any:
-        """Runs one step on this replica's rows; returns its scalars, in the order of
-        self._names."""
+        """Runs one step on this replica's rows.
+
+        Returns its scalars, in the order of self._names.
+        """
         copies = self.replicas.copies
-        counted = (
-            [tf.convert_to_tensor(counter) for counter in self._counters()] if copies > 1 else []
-        )
+        counters = self._counters() if copies > 1 else []
+        counts = [tf.convert_to_tensor(counter) for counter in counters]
         with in_step(self._context(step, program)):
             logs = scalars_of(train_step(self.model, data))
-        # metrics are summed over replicas: only the first of those with the same rows counts them
+
+        # Metrics are summed over replicas: only the first of those with the same rows counts them.
         if copies > 1:
             number = tf.distribute.get_replica_context().replica_id_in_sync_group
-            for counter, before in zip(self._counters(), counted, strict=True):
-                counter.assign(
-                    tf.where(number % copies == 0, tf.convert_to_tensor(counter), before)
-                )
+            for counter, before in zip(counters, counts, strict=True):
+                after = tf.convert_to_tensor(counter)
+                counter.assign(tf.where(number % copies == 0, after, before))
+
+        # What is no result of a metric is a scalar, whose mean over an epoch may not be meant.
         self._by_key |= metrics_by_key(logs, self._returned)
         self._keys |= {*logs}
         averaged = self._interface.means_of_rows or not self._interface.own_step
@@ -428,23 +434,25 @@ class StepRunner:
                 f"{', '.join(others)}: no metric of the model: an epoch has its mean over steps, in"
                 " `fit` the value of the last batch: return the result of a keras.metrics.Metric"
             )
-        # those of a vector under the names that `numbers_of` gives them
+
+        # The numbers of a vector have the names that `numbers_of` gives them.
         scalars: dict[str, Any] = {}
         for name, value in logs.items():
             value = tf.cast(value, tf.float64)
             if value.shape.rank:
-                scalars |= {
-                    f"{name}_{place}": part
-                    for place, part in enumerate(tf.unstack(tf.reshape(value, [-1])))
-                }
+                numbers = tf.unstack(tf.reshape(value, [-1]))
+                scalars |= {f"{name}_{place}": part for place, part in enumerate(numbers)}
             else:
                 scalars[name] = value
         self._names = tuple(sorted(scalars))
+
+        # They are summed over replicas, and over micro-batches where Keras's train_step runs on
+        # each.
         parts = copies
         if averaged:
-            parts = self.replicas.count * (
-                1 if self._interface.own_step else self.replicas.micro_batches
-            )
+            parts = self.replicas.count
+        if averaged and not self._interface.own_step:
+            parts *= self.replicas.micro_batches
         return tf.stack([scalars[name] / parts for name in self._names])
 
 
@@ -458,13 +466,12 @@ def nodes_of(graph: Any) -> list[Any]:
 
 
 def timestamp(after: Any) -> Any:
-    """Returns the time, in seconds of the host's clock, at which all tensors of the nest `after`
-    are there."""
+    """Returns the time, by the host's clock in seconds, when all tensors of `after` are there."""
     with tf.init_scope():
         clock = tf.timestamp
         try:
             clock()
-        # TensorFlow refuses this operation under enable_op_determinism
+        # TensorFlow refuses this operation under enable_op_determinism.
         except tf.errors.FailedPreconditionError:
 
             def clock() -> Any:
@@ -478,8 +485,7 @@ def timestamp(after: Any) -> Any:
 
 
 def input_wait(requested: Times, ready: Times, end: float, *, runs_ahead: bool) -> float:
-    """Returns the seconds by which the steps of a call would have ended earlier, had each batch
-    been there at once.
+    """Returns how many seconds earlier a call would have ended, had no step waited for a batch.
 
     `requested` and `ready`, (steps,), in seconds of the host's clock: when the host requested each
     batch, and when it had it. `end`: when the last step was done. A CPU finishes a step before it
@@ -496,12 +502,14 @@ def input_wait(requested: Times, ready: Times, end: float, *, runs_ahead: bool) 
     lost = max(0.0, float(min(np.sum(waits), end - requested[0])))
     if not runs_ahead:
         return lost
-    # all operations of each step; of the last one it is not known
+
+    # On a GPU the least time that is lost fits all that the clocks show. The operations of a step
+    # have started when the next one is requested; of the last step it is not known.
     started = np.append(requested[1:], ready[-1])
-    left = np.arange(len(requested), 0, -1.0)  # steps from each one to the last
-    device = np.min([*(end - ready) / left, *(end - started[:-1]) / (left[:-1] - 1)])
+    remaining = np.arange(len(requested), 0, -1.0)  # steps from each one to the last
+    device = np.min([*(end - ready) / remaining, *(end - started[:-1]) / (remaining[:-1] - 1)])
     lost_before = np.cumsum(waits)
-    without = np.max(
-        [ready - lost_before + left * device, started - lost_before + (left - 1) * device]
-    )
+    by_batch = ready - lost_before + remaining * device
+    by_start = started - lost_before + (remaining - 1) * device
+    without = np.max([by_batch, by_start])
     return float(np.clip(end - without, 0.0, lost))

@@ -34,8 +34,10 @@ class XlaChoice:
 
     @classmethod
     def read(cls, content: Mapping[str, Any]) -> "XlaChoice | None":
-        """Returns the choice that `asdict` wrote; None if there is none, or the content is
-        damaged."""
+        """Returns the choice that `asdict` wrote.
+
+        It is None if there is none, or the content is damaged.
+        """
         compiled = content.get("compiled")
         why = content.get("why")
         return cls(compiled, why) if isinstance(compiled, bool) and isinstance(why, str) else None
@@ -49,7 +51,7 @@ def choose(
     config: TrainConfig,
     model: keras.Model,
     replicas: Replicas,
-    steps_left: int,
+    remaining_steps: int,
     size: Callable[[], int],
     gains: Callable[[], bool],
     earlier: XlaChoice | None = None,
@@ -62,20 +64,23 @@ def choose(
     """
     if config.jit_compile == "false":
         return XlaChoice(False, "jit_compile=false")
-    # into two programs, between which TensorFlow sums gradients over replicas
-    cut = replicas.count > 1
+
+    # The step of several replicas is divided into two programs, between which TensorFlow sums
+    # gradients over replicas.
+    divided = replicas.count > 1
     interface = ModelInterface.of(model)
-    parts = (
-        "the gradients of its critic alone"
-        if interface.own_step
-        else "sums over replicas between two programs"
-    )
-    parts = f", with {parts}" if cut else ""
-    choice = (
-        XlaChoice(True, f"jit_compile=true{parts}") if config.jit_compile == "true" else earlier
-    )
+    programs = ""
+    if divided:
+        programs = ", with sums over replicas between two programs"
+        if interface.own_step:
+            programs = ", with the gradients of its critic alone"
+    choice = earlier
+    if config.jit_compile == "true":
+        choice = XlaChoice(True, f"jit_compile=true{programs}")
+
+    # Some steps XLA cannot compile, whatever was chosen.
     reason = barrier(config)
-    if cut and interface.own_step and not interface.compiles_gradients:
+    if divided and interface.own_step and not interface.compiles_gradients:
         own_step = (
             "its own train_step may update weights before its end, where XLA cannot sum over"
             " replicas"
@@ -83,22 +88,21 @@ def choose(
         reason = reason or own_step
     if reason:
         return not_compiled(reason) if choice and choice.compiled else XlaChoice(False, reason)
-    if choice is None:  # jit_compile=auto
-        grouped = [
-            layer.name
-            for layer in all_layers(model)
-            if isinstance(layer, _BY_DEPTH) or getattr(layer, "groups", 1) > 1
-        ]
-        tables = [
-            layer.name
-            for layer in all_layers(model)
-            if isinstance(layer, keras.layers.Embedding)
-            and layer.input_dim * layer.output_dim > LARGEST_TABLE
-        ]
+
+    # With jit_compile=auto the layers and the processor decide.
+    if choice is None:
+        grouped: list[str] = []
+        tables: list[str] = []
+        for layer in all_layers(model):
+            if isinstance(layer, _BY_DEPTH) or getattr(layer, "groups", 1) > 1:
+                grouped.append(layer.name)
+            is_table = isinstance(layer, keras.layers.Embedding)
+            if is_table and layer.input_dim * layer.output_dim > LARGEST_TABLE:
+                tables.append(layer.name)
         on = "a GPU" if replicas.on_gpus else "this processor, for which TensorFlow lacks oneDNN"
         if replicas.on_gpus or config.deterministic:
             reason = ""
-        elif cut:
+        elif divided:
             reason = "on several CPUs the two programs of a step cost more than they save"
         elif tables:
             reason = f"XLA copies large tables on CPUs in each step, as that of {tables[0]}"
@@ -116,12 +120,11 @@ def choose(
         elif config.model == "cnn":
             reason = "XLA is slower on CPUs for the convolutions of model=cnn"
         try:
-            reason = reason or reason_against(config, steps_left, size)
+            reason = reason or reason_against(config, remaining_steps, size)
         except Exception as error:
             reason = failure_of(error)
-        choice = XlaChoice(
-            not reason, reason or f"on {on}, in a run of {steps_left:,} steps{parts}"
-        )
+        why = reason or f"on {on}, in a run of {remaining_steps:,} steps{programs}"
+        choice = XlaChoice(not reason, why)
     if choice.compiled:
         log.info(f"jit_compile: {choice.sentence()}")
     return choice

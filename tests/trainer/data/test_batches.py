@@ -14,7 +14,7 @@ from trainer.base.errors import PlatformFault, UserError
 from trainer.base.settings.schedule import Schedule
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import Replicas
-from trainer.data.batches import ReplicaRows, batches, copied_ahead, row_order
+from trainer.data.batches import ReplicaRows, batches, copied_ahead, row_numbers
 from trainer.data.dataset import Arrays, Dataset, NestedArrays
 from trainer.data.examples import Examples, InSequence, Subset, unfilled
 from trainer.data.image_arrays import load_digits
@@ -36,7 +36,7 @@ def part_of(replicas: int, rows: int) -> Replicas:
 
 
 def order(schedule: Schedule, first_step: int, steps: int) -> list[Any]:
-    rows = row_order(numbered(schedule.examples), schedule, first_step, first_step + steps)
+    rows = row_numbers(numbered(schedule.examples), schedule, first_step, first_step + steps)
     return [step.numpy() for step in rows]
 
 
@@ -90,7 +90,7 @@ def test_rows_of_several_steps_come_together(kind: str) -> None:
     }[kind]
     schedule = Schedule(examples=40, global_batch_size=8, batches_per_step=2, seed=5)
     alone = part_of(1, 8)
-    together = batches(examples, schedule, alone, 6, at_once=3).take(2)
+    together = batches(examples, schedule, alone, 6, steps_per_element=3).take(2)
     one_by_one = batches(examples, schedule, alone, 6).take(6).batch(3)
     for several, expected in zip(together, one_by_one, strict=True):
         assert several[0].shape[:4] == (3, 1, 2, 8)

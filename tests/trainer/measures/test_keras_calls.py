@@ -16,7 +16,7 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import Cluster
 from trainer.cluster.strategy import ONE_MACHINE, make_replicas
 from trainer.measures.keras_calls import answered_by_replicas
-from trainer.run.launched import name_shared, one_strategy
+from trainer.run.launched import fixed_strategy, warn_of_shared_file
 
 X = np.arange(14.0).reshape(7, 2)
 
@@ -33,7 +33,7 @@ def test_methods_of_one_batch_are_right_or_refused(
     for count in (1, 2):
         replicas = make_replicas(small_config(f"--replicas={count}"))
         strategy = replicas.strategy
-        with answered_by_replicas(replicas), strategy.scope(), one_strategy(strategy):
+        with answered_by_replicas(replicas), strategy.scope(), fixed_strategy(strategy):
             model = compiled()
             assert model.predict_on_batch(X) == pytest.approx(model.predict(X, verbose=0))
             if count == 1:
@@ -73,5 +73,5 @@ def test_a_file_that_each_worker_writes_into_a_bucket_is_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     for file, flags in (("/gcs/b/read", 0), ("here", 1), ("/gcs/b/log.csv", 1)):
-        name_shared("open", (file, None, flags))
+        warn_of_shared_file("open", (file, None, flags))
     assert [record.message.partition(":")[0] for record in caplog.records] == ["/gcs/b/log.csv"]

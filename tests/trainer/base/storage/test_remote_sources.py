@@ -16,7 +16,7 @@ from trainer.base.errors import UserError
 from trainer.base.settings.train_config import DATA_KINDS, TrainConfig, split_kind
 from trainer.cluster.strategy import make_replicas
 from trainer.data.fingerprint import files_of
-from trainer.data.prepare import source_of, write_pieces
+from trainer.data.prepare import source_of, write_shards
 from trainer.data.sources import load_dataset
 from trainer.measures.fid import Fid
 from trainer.run.training_setup import build_setup
@@ -63,7 +63,7 @@ def tfrecords(folder: Path) -> str:
 def prepared(folder: Path) -> str:
     (source := folder.parent / "source").mkdir()
     image_folder(source)
-    write_pieces(config(source, folder, evaluation_fraction=0.25, seed=3), folder)
+    write_shards(config(source, folder, evaluation_fraction=0.25, seed=3), folder)
     return ""
 
 
@@ -91,7 +91,7 @@ def filled(bucket: Bucket, folder: Path, kind: str) -> tuple[Path, str]:
 
 
 @parametrize("kind", DATA_KINDS)
-def test_the_same_examples_and_pieces_as_from_local_files(
+def test_the_same_examples_and_shards_as_from_local_files(
     bucket: Bucket, proxy: Proxy, tmp_path: Path, kind: str
 ) -> None:
     local, remote = filled(bucket, tmp_path / "d", kind)
@@ -103,12 +103,12 @@ def test_the_same_examples_and_pieces_as_from_local_files(
     said = load_dataset(config(f"{kind}:{remote}", tmp_path / "cache"))
     assert content(said.train) == content(here.train)
     assert proxy.count("GET", "alt=media") == reads
-    pieces = []
+    shards = []
     for folder, data in ((tmp_path / "here", local), (tmp_path / "there", remote)):
-        write_pieces(config(data, tmp_path / "cache"), folder)
-        pieces.append({file.name: file.read_bytes() for file in folder.glob("*.npy")})
-    assert pieces[0] == pieces[1]
-    assert pieces[0]
+        write_shards(config(data, tmp_path / "cache"), folder)
+        shards.append({file.name: file.read_bytes() for file in folder.glob("*.npy")})
+    assert shards[0] == shards[1]
+    assert shards[0]
 
 
 @parametrize("name", ["network", "weights.h5"])

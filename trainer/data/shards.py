@@ -1,12 +1,13 @@
 """Reads prepared data, which `python -m trainer.data.prepare` writes: a few .npy files, into memory
 or row by row.
 
-A folder contains pieces.json, and for each piece an array of images, as train-00000.x.npy,
+A folder contains pieces.json, and for each shard an array of images, as train-00000.x.npy,
 (examples, height, width, channels) uint8, and one of labels, if there are any, as
 train-00000.y.npy, (examples,) int32.
 """
 
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -43,17 +44,18 @@ class ArrayFile:
     start: int
 
     def read(self) -> Array:
-        """Returns the array, which cannot be written to. Raises UserError if the file has another
-        checksum."""
+        """Returns the array, which cannot be written to.
+
+        Raises UserError if the file has another checksum.
+        """
         content = self.path.read_bytes()
         if hashlib.sha256(content).hexdigest() != self.sha256:
             raise _damaged(self.path, "differs from its checksum")
-        return np.frombuffer(content, self.dtype, math.prod(self.shape), self.start).reshape(
-            self.shape
-        )
+        array = np.frombuffer(content, self.dtype, math.prod(self.shape), self.start)
+        return array.reshape(self.shape)
 
 
-class PieceRows(Examples):
+class ShardRows(Examples):
     """Reads images from their files on demand, so that memory holds only the labels and one batch.
 
     It uses pread, not a memory map, because a failed read of a mounted bucket would end the process
@@ -71,9 +73,8 @@ class PieceRows(Examples):
         self.image_shape = image_shape
         self._starts = np.cumsum([0] + [file.shape[0] for file in images])
         self.count = int(self._starts[-1])
-        self.spec = (tf.TensorSpec(image_shape, tf.uint8), tf.TensorSpec((), tf.int32))[
-            : 1 + (labels is not None)
-        ]
+        specs = (tf.TensorSpec(image_shape, tf.uint8), tf.TensorSpec((), tf.int32))
+        self.spec = specs[: 1 if labels is None else 2]
 
     def read(self, rows: npt.NDArray[np.int64]) -> tuple[Array, ...]:
         """Returns images and labels of `rows`, in their shape.
@@ -81,22 +82,22 @@ class PieceRows(Examples):
         Raises PlatformFault if a file cannot be read: a restart may succeed, or find that the file
         is lost.
         """
+        # Finds the file of each row, and the place of the row in it.
         flat = rows.ravel()
         images = unfilled((flat.size, math.prod(self.image_shape)), np.uint8)
         file_of_row = np.searchsorted(self._starts, flat, side="right") - 1
         offsets = ((flat - self._starts[file_of_row]) * images.shape[1]).tolist()
+
+        # Opens each file once for all of its rows.
         by_file = np.argsort(file_of_row, kind="stable").tolist()
         for number, places in groupby(by_file, file_of_row.tolist().__getitem__):
             file = self._images[number]
             try:
                 with open(file.path, "rb", buffering=0) as content:
                     for place in places:
-                        if (
-                            os.preadv(
-                                content.fileno(), [images[place]], file.start + offsets[place]
-                            )
-                            != images.shape[1]
-                        ):
+                        begin = file.start + offsets[place]
+                        size = os.preadv(content.fileno(), [images[place]], begin)
+                        if size != images.shape[1]:
                             raise OSError("it became shorter")
             except OSError as error:
                 raise PlatformFault(
@@ -114,8 +115,10 @@ class PieceRows(Examples):
 
 
 def load(config: TrainConfig, path: Path) -> Dataset:
-    """Returns the dataset in `path`: read into memory and verified if it fits into data_memory_mib,
-    else row by row."""
+    """Returns the dataset in `path`.
+
+    It is read into memory and verified if it fits into data_memory_mib, else row by row.
+    """
     index = read_index(path)
     train, evaluation = (open_split(path, index, split) for split in SPLITS)
     if train is None:
@@ -127,18 +130,22 @@ def load(config: TrainConfig, path: Path) -> Dataset:
 
 
 def read_index(folder: Path) -> dict[str, Any]:
-    """Returns the content of pieces.json and checks its entries. Raises UserError if it is
-    damaged."""
+    """Returns the content of pieces.json and checks its entries.
+
+    Raises UserError if it is damaged.
+    """
     try:
         index: dict[str, Any] = json.loads((folder / INDEX).read_bytes())
         if index["format"] != FORMAT:
             raise ValueError(f"its format is not {FORMAT}")
         index["image_shape"] = tuple(map(int, index["image_shape"]))
         index["class_names"] = tuple(map(str, index["class_names"]))
-        for entry in (entry for split in SPLITS for entry in index["splits"].get(split, ())):
+        entries = itertools.chain(*(index["splits"].get(split, ()) for split in SPLITS))
+        for entry in entries:
             entry["examples"] = int(entry["examples"])
             entry["files"] = {**entry["files"]}
-    except Exception as error:  # a damaged file may hold any JSON, or none
+    # A damaged file may hold any JSON, or none.
+    except Exception as error:
         raise UserError(
             f"data={folder}: its {INDEX} is damaged ({reason(error)}): prepare the data again into"
             " another folder"
@@ -146,12 +153,13 @@ def read_index(folder: Path) -> dict[str, Any]:
     return index
 
 
-def open_split(folder: Path, index: Mapping[str, Any], split: str) -> PieceRows | None:
-    """Returns the rows of one split of an index, None if it has none. Reads the labels, and the
-    headers of the images.
+def open_split(folder: Path, index: Mapping[str, Any], split: str) -> ShardRows | None:
+    """Returns the rows of one split of an index, None if it has none.
 
-    Raises UserError for a file that is not as its entry says.
+    Reads the labels, and the headers of the images. Raises UserError for a file that is not as its
+    entry says.
     """
+    # The headers of all files are read, and compared with their entries.
     image_files = list[ArrayFile]()
     label_files = list[ArrayFile]()
     entries = [entry for entry in index["splits"].get(split, ()) if entry["files"]]
@@ -161,26 +169,29 @@ def open_split(folder: Path, index: Mapping[str, Any], split: str) -> PieceRows 
             (image_files, (count, *index["image_shape"]), np.dtype(np.uint8)),
             (label_files, (count,), LABEL),
         )
-        for (name, sha256), (files, shape, dtype) in zip(
-            entry["files"].items(), kinds, strict=False
-        ):
+        pairs = zip(entry["files"].items(), kinds, strict=False)
+        for (name, sha256), (files, shape, dtype) in pairs:
             path = folder / name
             try:
                 array = np.load(path, mmap_mode="r")
-                found = ArrayFile(path, sha256, array.shape, array.dtype, array.offset)
-            # numpy's header reader raises any exception for a damaged file
+                file = ArrayFile(path, sha256, array.shape, array.dtype, array.offset)
+            # NumPy raises any exception for a damaged header.
             except Exception as error:
                 raise _damaged(path, f"cannot be read ({reason(error)})") from None
-            if (found.shape, found.dtype) != (shape, dtype):
-                raise _damaged(path, f"is {found.dtype} {found.shape}: {dtype} {shape} is required")
-            files.append(found)
+            if (file.shape, file.dtype) != (shape, dtype):
+                raise _damaged(path, f"is {file.dtype} {file.shape}: {dtype} {shape} is required")
+            files.append(file)
     if not image_files:
         return None
+
+    # Labels are read now, images when they are needed.
     labels = None
     if labelled((len(entry["files"]) > 1 for entry in entries), f"data={folder}", "files"):
-        read = np.concatenate([file.read() for file in label_files])
-        labels = checked_labels(read, f"data={folder}", len(index["class_names"]) or MOST_CLASSES)
-    return PieceRows(image_files, labels, index["image_shape"])
+        numbers = np.concatenate([file.read() for file in label_files])
+        labels = checked_labels(
+            numbers, f"data={folder}", len(index["class_names"]) or MOST_CLASSES
+        )
+    return ShardRows(image_files, labels, index["image_shape"])
 
 
 def _damaged(file: Path, why: str) -> UserError:

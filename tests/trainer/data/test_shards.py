@@ -1,4 +1,4 @@
-"""Tests that prepared pieces are written atomically from any source, and read with constant
+"""Tests that prepared shards are written atomically from any source, and read with constant
 memory."""
 
 import json
@@ -22,8 +22,8 @@ from trainer.base.errors import PlatformFault, UserError
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data import prepare as prepare_module
 from trainer.data.dataset import Arrays, Dataset
-from trainer.data.pieces import PieceRows
-from trainer.data.prepare import main, source_of, write_pieces
+from trainer.data.prepare import main, source_of, write_shards
+from trainer.data.shards import ShardRows
 from trainer.data.sources import load_dataset
 
 SIZE = 16
@@ -49,30 +49,30 @@ def photos(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def small_pieces(monkeypatch: Patch) -> None:
-    """Puts ten images into each piece."""
+def small_shards(monkeypatch: Patch) -> None:
+    """Puts ten images into each shard."""
     monkeypatch.setattr(
-        prepare_module, "source_of", lambda config, per_piece: source_of(config, 10)
+        prepare_module, "source_of", lambda config, per_shard: source_of(config, 10)
     )
 
 
 def prepare(data: Path, folder: Path, **settings: Any) -> Any:
     """Prepares `data` into `folder`; returns the content of pieces.json."""
-    return write_pieces(config(data, **settings), folder)
+    return write_shards(config(data, **settings), folder)
 
 
 def levels_of(part: Any) -> list[int]:
     return part.gather(np.arange(part.count, dtype=np.int32))[0].numpy()[:, 0, 0, 0].tolist()
 
 
-@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.usefixtures("small_shards")
 @parametrize("memory", [4096, 0])
-def test_pieces_hold_what_the_source_holds(photos: Path, tmp_path: Path, memory: int) -> None:
+def test_shards_hold_what_the_source_holds(photos: Path, tmp_path: Path, memory: int) -> None:
     index = prepare(photos, tmp_path / "prepared")
     assert [entry["examples"] for entry in index["splits"]["train"]] == [10] * 5
     source = load_dataset(config(photos))
     prepared = load_dataset(config(tmp_path / "prepared", data_memory_mib=memory))
-    assert isinstance(prepared.train, Arrays if memory else PieceRows)
+    assert isinstance(prepared.train, Arrays if memory else ShardRows)
     assert levels_of(prepared.train) == levels_of(source.train)
     assert levels_of(prepared.evaluation) == levels_of(source.evaluation) == list(range(5))
     rows = np.array([[49, 0], [13, 13]], np.int32)
@@ -84,7 +84,7 @@ def test_pieces_hold_what_the_source_holds(photos: Path, tmp_path: Path, memory:
     assert prepared.class_names == source.class_names == ("a", "b")
 
 
-@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.usefixtures("small_shards")
 def test_an_interrupted_prepare_leaves_no_index_and_starts_anew(
     photos: Path, tmp_path: Path
 ) -> None:
@@ -95,7 +95,7 @@ def test_an_interrupted_prepare_leaves_no_index_and_starts_anew(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_pieces(config(photos), destination, stop_after_three)
+        write_shards(config(photos), destination, stop_after_three)
     with refused("No such file"):
         load_dataset(config(Path(f"shards:{destination}")))
     prepare(photos, destination)
@@ -104,7 +104,7 @@ def test_an_interrupted_prepare_leaves_no_index_and_starts_anew(
     )
 
 
-def test_pieces_of_something_else_are_left_alone(photos: Path, tmp_path: Path) -> None:
+def test_shards_of_something_else_are_left_alone(photos: Path, tmp_path: Path) -> None:
     destination = tmp_path / "prepared"
     index = prepare(photos, destination)
     assert prepare(photos, destination) == index
@@ -155,13 +155,13 @@ def of_a_function(config: TrainConfig) -> Dataset:
     )
 
 
-def test_pieces_of_a_function_are_made_again_only_in_another_folder(
+def test_shards_of_a_function_are_made_again_only_in_another_folder(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
     named = Path(f"{__name__}:of_a_function")
     assert prepare(named, tmp_path / "prepared") == prepare(named, tmp_path / "prepared")
     monkeypatch.setattr(sys.modules[__name__], "LEVELS", [1, 3])
-    with refused("contains pieces of other data or settings"):
+    with refused("contains shards of other data or settings"):
         prepare(named, tmp_path / "prepared")
 
 
@@ -189,11 +189,11 @@ def test_other_sources_can_be_prepared(tmp_path: Path) -> None:
         (["nothing", "prepared"], "no such data"),
         (
             ["digits", "gs://my-bucket/there", "--image_size=8"],
-            "gcloud storage cp -r pieces gs://my-bucket/there",
+            "gcloud storage cp -r shards gs://my-bucket/there",
         ),
         (
             ["digits", "/gcs/my-bucket/there", "--image_size=8"],
-            "gcloud storage cp -r pieces gs://my-bucket/there",
+            "gcloud storage cp -r shards gs://my-bucket/there",
         ),
     ],
 )
@@ -231,7 +231,7 @@ Damage = Callable[[Path], object]
         (lambda f: changed(f, files={}), "its pieces.json has no images to train on"),
     ],
 )
-def test_damaged_pieces_are_named(photos: Path, tmp_path: Path, damage: Damage, line: str) -> None:
+def test_damaged_shards_are_named(photos: Path, tmp_path: Path, damage: Damage, line: str) -> None:
     prepare(photos, tmp_path / "prepared")
     damage(tmp_path / "prepared")
     with refused(line):
@@ -260,7 +260,7 @@ def changed(folder: Path, **changes: Any) -> None:
         ),
     ],
 )
-def test_a_piece_that_goes_while_it_is_read_is_named(
+def test_a_shard_that_goes_while_it_is_read_is_named(
     photos: Path, tmp_path: Path, damage: Damage, line: str
 ) -> None:
     """Expects a PlatformFault, because a restart may find the file again."""
@@ -308,6 +308,6 @@ def test_memory_stays_flat_while_a_set_of_four_times_the_limit_streams(tmp_path:
     assert main([str(tmp_path / "images.npz"), str(tmp_path / "prepared"), *flags]) == 0
     done = python("-c", _STREAM, str(tmp_path / "prepared"), "16")
     kind, count, taken_mib, grown_mib = done.stdout.split()[-4:]
-    assert (kind, count) == (PieceRows.__name__, "5500")
+    assert (kind, count) == (ShardRows.__name__, "5500")
     assert int(taken_mib) < 48, "more than the pipeline alone: the set, or much of it, is in memory"
     assert int(grown_mib) < 16, "two epochs went through memory, and some of it stayed"
