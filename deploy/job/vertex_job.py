@@ -58,13 +58,13 @@ class RunResult:
 
     def plot(self) -> Any:
         """Draws the losses of training and evaluation by epoch, and returns matplotlib's axes."""
-        drawn = axes(self.place, "epoch")
+        chart = axes(self.place, "epoch")
         for name, values in self.history.items():
             if "loss" in name:
-                known = [math.nan if value is None else value for value in values]
-                drawn.plot(range(1, len(values) + 1), known, label=name)
-        drawn.legend()
-        return drawn
+                points = [math.nan if value is None else value for value in values]
+                chart.plot(range(1, len(values) + 1), points, label=name)
+        chart.legend()
+        return chart
 
     @classmethod
     def read(cls, text: str, place: str) -> RunResult:
@@ -165,11 +165,10 @@ class VertexJob:
                 f"worker={worker}: 0 is the chief, 1 the next; or as Vertex AI calls it, as"
                 " workerpool1-0"
             )
-        place = (
-            f"workerpool{min(int(worker), 1)}-{max(int(worker) - 1, 0)}"
-            if worker.isdecimal()
-            else worker
-        )
+        # Vertex AI has the chief in pool 0, and all other workers in pool 1.
+        place = worker
+        if worker.isdecimal():
+            place = f"workerpool{min(int(worker), 1)}-{max(int(worker) - 1, 0)}"
         since = self.backend.clock.now() - since_s if since_s else 0.0
         with api_errors(self.gcp):
             lines = retried(

@@ -42,24 +42,13 @@ class BuiltImage:
     def misfit(self, tier: Tier, packages: Sequence[Package]) -> str:
         """Returns why a job on `tier` with these packages cannot run in this image; "" if it
         can."""
-        differing = (
-            self.sources.items()
-            ^ {
-                package.name: package.digest
-                for package in packages
-                if not isinstance(package, CodeArchive)
-            }.items()
-        )
-        if differing:
-            return (
-                f"has other sources of {', '.join(sorted({name for name, _ in differing}))} than"
-                " this folder"
-            )
-        return (
-            "has no CUDA"
-            if tier.accelerators and self.tensorflow and "cuda" not in self.tensorflow
-            else ""
-        )
+        wheels = [package for package in packages if not isinstance(package, CodeArchive)]
+        digests = {package.name: package.digest for package in wheels}
+        if differing := self.sources.items() ^ digests.items():
+            names = ", ".join(sorted({name for name, _ in differing}))
+            return f"has other sources of {names} than this folder"
+        without_cuda = self.tensorflow and "cuda" not in self.tensorflow
+        return "has no CUDA" if tier.accelerators and without_cuda else ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,8 +200,8 @@ def write_start(task: dict[str, Any], plan: Mapping[str, Any], gpus: int, bucket
 def set_variables(task: dict[str, Any], variables: Mapping[str, str], *, replace: bool) -> None:
     """Adds environment variables to a task of a spec. `replace`: they win over the task's own of
     the same names."""
-    own = {variable["name"]: variable.get("value", "") for variable in task.get("env", [])}
-    values = {**own, **variables} if replace else {**variables, **own}
+    of_task = {variable["name"]: variable.get("value", "") for variable in task.get("env", [])}
+    values = {**of_task, **variables} if replace else {**variables, **of_task}
     task["env"] = [{"name": name, "value": value} for name, value in values.items()]
 
 

@@ -119,6 +119,7 @@ class Gcloud(Platform):
                     reader.join()
                     self.sent = any(_CONNECTS in line for line in log)
                 timer.cancel()
+        # How it ended: killed at its first retry, failed, or with the name of the job.
         retry = next((place for place, line in enumerate(log) if _RETRIES in line), None)
         if retry is not None:
             raise lost_response("".join(log[retry:]))

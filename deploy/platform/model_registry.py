@@ -78,6 +78,7 @@ def register_version(model: Content, backend: Platform) -> ModelVersion:
     deadline = clock.now() + _OPERATION_S
     address = f"{backend.parent}/models/{name}"
     while True:
+        # The versions that there are; the first one creates the model.
         try:
             versions = retried(
                 lambda: [*map(_version, backend.listed(f"{address}:listVersions", "models"))], clock
@@ -88,6 +89,7 @@ def register_version(model: Content, backend: Platform) -> ModelVersion:
                 raise
             versions = []
             place = {"modelId": name}
+        # Nothing is uploaded if one has this content.
         for version in versions:
             if version.labels.get(LABEL) == model["labels"][LABEL]:
                 return version
@@ -174,11 +176,12 @@ def read_registration(
     given.
     """
     address = parse(run, "run")
-    read = {RUN_INFO, RESULT, f"{MODEL}/{SERVING}"}.__contains__  # only these files are fetched
-    folder = Staged(address, "run").fetch(read, quiet=True) if address else expanded(run)
+    is_read = {RUN_INFO, RESULT, f"{MODEL}/{SERVING}"}.__contains__  # no other file is fetched
+    folder = Staged(address, "run").fetch(is_read, quiet=True) if address else expanded(run)
     about = read_servable(folder / MODEL, f"{run}/{MODEL}", whole=address is None)
     info = read_run_info(folder)[0]
     result = read_result(folder)[0]
+    # What people read, the identity of its content, and the address of its files.
     description = {
         "run": run,
         "recipe": mapping(info, "config").get("recipe"),
