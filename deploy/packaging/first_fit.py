@@ -162,8 +162,11 @@ def main() -> None:
             runpy.run_path(plan["script"], run_name="__main__")
     except BaseException as error:
         if plan["proof"] and type(error).__name__ == "UserError":
-            print(json.dumps({"refused": str(error)}), file=report)
-            end()
+            if error.__cause__ is None:
+                print(json.dumps({"refused": str(error)}), file=report)
+                end()
+            else:
+                error = error.__cause__  # what the script itself raised
         # The module that was missing, if that is the cause of the error.
         chain: BaseException | None = error
         missing = ""
