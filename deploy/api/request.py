@@ -147,6 +147,7 @@ def _verb_request(
     ]
     script, module = (getattr(options, name, "") for name in _CODE[:2])
     program: Program = request.overrides
+    # A script has neither the checks nor the settings of a recipe.
     if script or module:
         if getattr(options, "check", False):
             raise UserError(

@@ -116,9 +116,8 @@ def describe_error(error: ApiError, gcp: GcpConfig) -> str:
     host = re.search(r"[a-z]+\.googleapis\.com", str(error))
     service = host[0] if host else "aiplatform.googleapis.com"
     # Another error: what its code and message tell to do. The last of these expressions fits any.
-    permission = next(
-        fix for text, fix in _PERMISSION_FIXES.items() if re.search(text, str(error), re.IGNORECASE)
-    )
+    causes = (text for text in _PERMISSION_FIXES if re.search(text, str(error), re.IGNORECASE))
+    permission = _PERMISSION_FIXES[next(causes)]
     fixes = {
         400: "the service rejected the job: change what the message names",
         403: permission.format(project=gcp.project, service=service),

@@ -231,9 +231,10 @@ class LocalJob:
                     status = code if code > 0 else 128 - code
                     if failed.restarts >= self.restarts:  # the others get time to log and exit
                         deadline = time.monotonic() + EXIT_TIMEOUT_S
-                        while time.monotonic() < deadline and any(
-                            worker.process.poll() is None for worker in running
-                        ):
+                        processes = [worker.process for worker in running]
+                        while None in [process.poll() for process in processes]:
+                            if time.monotonic() >= deadline:
+                                break
                             time.sleep(_POLL_S)
                         failed.reader.join(LAST_OUTPUT_S)
                         error = (

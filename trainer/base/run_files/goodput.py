@@ -36,9 +36,8 @@ class Goodput:
 
     def __init__(self, began: float, before: Content) -> None:
         self._seconds = seconds_by_class(before) or dict.fromkeys(CLASSES, 0.0)
-        self._seconds[OTHER] += (number(before.get("wall_seconds")) or 0.0) - sum(
-            self._seconds.values()
-        )
+        wall_seconds = number(before.get("wall_seconds")) or 0.0
+        self._seconds[OTHER] += wall_seconds - sum(self._seconds.values())
         self._since = began
         self.phase = START
         self.unpaid_seconds = number(before.get("between_jobs_seconds")) or 0.0

@@ -116,11 +116,8 @@ class Overrides:
         count.
         """
         of_file = self.of_recipe if self.names_recipe_file else {}
-        changed = [
-            name
-            for name, value in of_file.items()
-            if value != default_of(self.functions.fields[name])
-        ]
+        fields = self.functions.fields
+        changed = [name for name in of_file if of_file[name] != default_of(fields[name])]
         return {*self.values, *changed}
 
     @property
@@ -315,11 +312,11 @@ def to_recipe(config: TrainConfig) -> str:
     """Returns the settings as a recipe for the same run."""
     fields = fields_of(type(config))
     values = {name: getattr(config, name) for name in fields if name != "recipe"}
-    written = {
-        name: [*value] if isinstance(value, tuple) else value
-        for name, value in values.items()
-        if value not in (None, "") or default_of(fields[name]) not in (None, "")
-    }
+    # What is empty, and empty by default, is left out.
+    written = {}
+    for name, value in values.items():
+        if value not in (None, "") or default_of(fields[name]) not in (None, ""):
+            written[name] = [*value] if isinstance(value, tuple) else value
     return yaml.safe_dump(written, sort_keys=False)
 
 

@@ -68,6 +68,7 @@ def check(config: TrainConfig) -> None:
             f"class_weight={as_text(config.class_weight)}: classes are numbered from 0: write"
             " 0:1,1:6.5"
         )
+    # Settings that contradict each other.
     one_device = config.strategy == "one_device"
     if one_device and config.replicas > 1:
         raise contradiction(config, "strategy", "replicas", "drop one of them")

@@ -293,8 +293,8 @@ class TrainConfig:
     @property
     def inputs(self) -> dict[str, str]:
         """Returns the settings that may name a file or folder to read, and their values."""
-        others = [field.name for field in fields(self) if field.metadata["reads"]]
-        return {"data": split_kind(self.data)[1], **{name: getattr(self, name) for name in others}}
+        names = [field.name for field in fields(self) if field.metadata["reads"]]
+        return {"data": split_kind(self.data)[1], **{name: getattr(self, name) for name in names}}
 
     @property
     def evaluation_batch(self) -> int:
@@ -325,6 +325,7 @@ class TrainConfig:
 
         A replica's rows must also divide into micro-batches.
         """
+        # What the batch must divide by: virtual replicas, or replicas and micro-batches.
         count = self.virtual_replicas
         batch = self.global_batch_size
         if count:
@@ -348,6 +349,7 @@ class TrainConfig:
                 f"{replicas} replicas": replicas,
                 f"micro_batches={self.micro_batches}": self.micro_batches,
             }
+        # The nearest batches that divide.
         unit = math.prod(factors.values())
         if left_over := batch % unit:
             over = " x ".join(words for words, factor in factors.items() if factor > 1)
@@ -357,12 +359,10 @@ class TrainConfig:
         return batch // replicas
 
     def micro_batches_on(self, replicas: int) -> int:
-        """Returns into how many micro-batches each of this many replicas cuts its rows."""
-        return (
-            max(1, self.virtual_replicas // replicas)
-            if self.virtual_replicas
-            else self.micro_batches
-        )
+        """Returns into how many micro-batches each of so many replicas divides its rows."""
+        if self.virtual_replicas:
+            return max(1, self.virtual_replicas // replicas)
+        return self.micro_batches
 
 
 # Settings that most runs need, which --help shows.

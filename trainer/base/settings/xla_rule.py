@@ -48,11 +48,9 @@ def reason_against(config: TrainConfig, steps: int, size: Callable[[], int]) -> 
     if steps < FEWEST_STEPS:
         return f"{steps} steps are too few"
     operations = size()
-    return (
-        f"{steps} steps of {operations:,} operations are too few"
-        if steps * operations < FEWEST_OPERATIONS
-        else ""
-    )
+    if steps * operations >= FEWEST_OPERATIONS:
+        return ""
+    return f"{steps} steps of {operations:,} operations are too few"
 
 
 def compiles(config: TrainConfig, steps: int, kernels: int) -> bool:

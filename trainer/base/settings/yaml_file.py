@@ -85,10 +85,8 @@ def _expanded_size(node: Any, sizes: dict[int, int]) -> int:
             if node.tag.endswith(":int") and len(node.value) > _MAX_DIGITS:
                 raise yaml.YAMLError(f"a number of {len(node.value):,} digits")
         else:
-            inner = [
-                part
-                for item in node.value
-                for part in (item if isinstance(item, tuple) else (item,))
-            ]
+            inner = []
+            for item in node.value:  # of a mapping a pair
+                inner += item if isinstance(item, tuple) else [item]
         sizes[id(node)] = 1 + sum(_expanded_size(part, sizes) for part in inner)
     return sizes[id(node)]

@@ -54,7 +54,7 @@ class TransferLimits:
     tries: int = 3
     workers: int = 16  # concurrent transfers
     # bytes per read request, held in memory; reading them takes less than `retry`
-    piece: int = 2 * 2**20
+    block: int = 2 * 2**20
 
 
 LIMITS = TransferLimits()
@@ -165,22 +165,21 @@ class Gcs:
         token: str | None = None
 
         def page() -> tuple[list[Remote], str | None]:
-            left = None if most is None else most - len(listed)
+            remaining = None if most is None else most - len(listed)
             blobs = self.client.list_blobs(
                 below.bucket,
                 prefix=below.prefix or None,
                 fields=_FIELDS,
-                max_results=left,
+                max_results=remaining,
                 page_token=token,
                 **self._once,
             )
-            return [
-                _remote(below.bucket, blob) for blob in next(blobs.pages)
-            ], blobs.next_page_token
+            remotes = [_remote(below.bucket, blob) for blob in next(blobs.pages)]
+            return remotes, blobs.next_page_token
 
         while True:
-            more, token = self._request(page, below, _LIST)
-            listed += more
+            remotes, token = self._request(page, below, _LIST)
+            listed += remotes
             if not token or len(listed) == most:
                 return listed
 
@@ -194,10 +193,10 @@ class Gcs:
     def location(self, bucket: str) -> str:
         """Returns the location of a bucket, as US or EUROPE-WEST4."""
         needed = "read its location (roles/storage.bucketViewer)"
-        about = self._request(
+        content = self._request(
             lambda: self.client.get_bucket(bucket, **self._once), Address(bucket, ""), needed
         )
-        return str(about.location)
+        return str(content.location)
 
     def download(
         self,
@@ -235,7 +234,7 @@ class Gcs:
             )
         import google_crc32c
 
-        def read_piece(start: int, end: int) -> bytes:
+        def read_block(start: int, end: int) -> bytes:
             blob = self._blob(remote.address, remote.generation)
             return bytes(
                 blob.download_as_bytes(
@@ -248,17 +247,18 @@ class Gcs:
                 )
             )
 
+        # Again from the start if the content arrived damaged.
         for _ in range(self.limits.tries):
             target.seek(0)
             target.truncate()
             checksum = google_crc32c.Checksum()
-            for start in range(0, remote.size, self.limits.piece):
-                end = min(start + self.limits.piece, remote.size) - 1
-                request = partial(read_piece, start, end)
-                piece = self._request(request, remote.address, _READ, end - start, cancelled)
-                target.write(piece)
-                checksum.update(piece)
-                on_bytes(len(piece))
+            for start in range(0, remote.size, self.limits.block):
+                end = min(start + self.limits.block, remote.size) - 1
+                request = partial(read_block, start, end)
+                block = self._request(request, remote.address, _READ, end - start, cancelled)
+                target.write(block)
+                checksum.update(block)
+                on_bytes(len(block))
             if (target.tell(), encoded(checksum)) == (remote.size, remote.crc32c):
                 return
             on_bytes(-target.tell())
@@ -305,7 +305,7 @@ class Gcs:
         blob = self._blob(address)
         blob.metadata = writer()
         # The client sends a large object in several requests, and retries each.
-        retries = {"retry": self._retry_temporary} if size > self.limits.piece else {}
+        retries = {"retry": self._retry_temporary} if size > self.limits.block else {}
         # Opened for each attempt, because an abandoned one may still be reading.
         with open(content, "rb") if isinstance(content, Path) else io.BytesIO(content) as stream:
             try:
@@ -458,6 +458,7 @@ def explained(subject: str, needed: str = "") -> Iterator[None]:
             ConnectionError,
             TimeoutError,
         )
+        # By its cause: login, permission, missing object, request, network, or disk.
         kind: type[UserError | PlatformFault] = UserError
         if is_refused_token(cause):
             kind = RefusedToken

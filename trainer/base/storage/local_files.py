@@ -110,9 +110,8 @@ def make_writable(folder: Path, name: str) -> None:
         ) from None
 
 
-def lock_folder(folder: Path, flag: str, shown: str) -> None:
-    """Locks `folder` until this process ends. Raises UserError, naming `flag` and `shown`, if
-    another one has.
+def lock_folder(folder: Path, flag: str, value: str) -> None:
+    """Locks `folder` until this process ends. Raises UserError, naming the flag, if another has.
 
     Where the file system has no locks, as in some network folders, nothing is locked.
     """
@@ -127,7 +126,7 @@ def lock_folder(folder: Path, flag: str, shown: str) -> None:
     except BlockingIOError:
         os.close(descriptor)
         raise UserError(
-            f"{flag}={shown}: another run is writing to it: wait, or use another --{flag}"
+            f"{flag}={value}: another run is writing to it: wait, or use another --{flag}"
         ) from None
     except OSError:
         log.debug("%s: this file system has no locks", folder)
@@ -175,11 +174,9 @@ def write_whole(path: Path, content: str | bytes | Callable[[Path], None]) -> No
             if callable(content):
                 content(part)
             else:
-                part.write_bytes(
-                    content.encode(errors="surrogateescape")
-                    if isinstance(content, str)
-                    else content
-                )
+                if isinstance(content, str):
+                    content = content.encode(errors="surrogateescape")
+                part.write_bytes(content)
             sync(part)
             os.replace(part, path)
         except BaseException:
@@ -216,7 +213,7 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def whole_folder(folder: Path) -> Iterator[Path]:
+def atomic_folder(folder: Path) -> Iterator[Path]:
     """Yields a scratch folder that replaces `folder` when the block succeeds and is removed when it
     fails."""
     beside = folder.with_name(f".{folder.name}.part")
