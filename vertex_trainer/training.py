@@ -39,8 +39,9 @@ _STEP = re.compile(r"(step|epoch) +([\d,]+)(?:/| of )([\d,]+)")  # begins a line
 
 @dataclasses.dataclass(frozen=True)
 class Fitted:
-    """Holds a finished training. `history`: the values of each loss and metric by epoch, as Keras's
-    History.history.
+    """Holds a finished training.
+
+    `history`: the values of each loss and metric by epoch, as Keras's History.history.
 
     `cost`: USD that its jobs cost, 0 on this machine, None if unknown; `url`: the job's page, or
         the local folder.
@@ -214,8 +215,10 @@ def _fit_here(
 
 
 def _overrides(keywords: Mapping[str, Value]) -> Overrides:
-    """Returns the settings of a call that trains here. Raises UserError for what the trainer would
-    refuse."""
+    """Returns the settings of a call that trains here.
+
+    Raises UserError for what the trainer would refuse.
+    """
     values = {name: value for name, value in keywords.items() if value is not None}
     overrides = Overrides.read(values)
     _ = Request(None, overrides).config

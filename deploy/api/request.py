@@ -137,8 +137,10 @@ def _folder(values: Mapping[str, Any]) -> str:
 def _verb_request(
     request: Request[Options], words: Sequence[str], usage: Usage
 ) -> VerbRequest[Options]:
-    """Returns the request of a verb; with a script, `words` are its arguments. Raises UserError for
-    contradictions."""
+    """Returns the request of a verb; with a script, `words` are its arguments.
+
+    Raises UserError for contradictions.
+    """
     options = request.options
     arguments = [
         *usage.program.split(),

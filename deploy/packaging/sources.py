@@ -277,8 +277,10 @@ def _unreadable(name: str, error: Exception) -> UserError:
 def _checked(
     files: Mapping[str, Path], left_out: Sequence[str], top: Path, most_mb: float
 ) -> Sources:
-    """Returns files that may go along. Raises UserError as `user_sources` does. `top`: has the
-    .gcloudignore."""
+    """Returns files that may go along.
+
+    Raises UserError as `user_sources` does. `top`: has the .gcloudignore.
+    """
     sizes = {name: path.stat().st_size for name, path in files.items()}
     size = sum(sizes.values())
     if size > most_mb * MB:

@@ -130,8 +130,10 @@ def describe_error(error: ApiError, gcp: GcpConfig) -> str:
 
 
 def not_logged_in(error: ApiError) -> str:
-    """Returns what to do after a 401. The service's own message, always the same long one, is left
-    out."""
+    """Returns what to do after a 401.
+
+    The service's own message, always the same long one, is left out.
+    """
     return f"not logged in, or the login has expired (401): run `{error.login}`"
 
 
@@ -280,8 +282,9 @@ def gcloud_error(code: int, stderr: str) -> ApiError:
 
 
 def lost_response(log: str) -> ApiError:
-    """Returns the error that made gcloud retry. `log`: its log from the line that announces the
-    retry.
+    """Returns the error that made gcloud retry.
+
+    `log`: its log from the line that announces the retry.
 
     The response that the log contains may have several lines.
     """

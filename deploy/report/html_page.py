@@ -55,8 +55,10 @@ def write_report(
 def to_html(
     collection: Collection, rows: Rows, sentences: Sequence[str], remarks: Sequence[str]
 ) -> str:
-    """Returns the report as one HTML page that needs no other file. Raises UserError if matplotlib
-    is missing."""
+    """Returns the report as one HTML page that needs no other file.
+
+    Raises UserError if matplotlib is missing.
+    """
     # Its title, the pictures, a sample of each tier, and the commands.
     runs = collection.runs
     configs = [run.config for run in runs if run.config]

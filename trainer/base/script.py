@@ -15,8 +15,9 @@ from pathlib import Path, PurePosixPath
 
 @dataclasses.dataclass(frozen=True)
 class Import:
-    """Holds one import statement. `module`: as written, with leading dots; `names`: the names after
-    `import`.
+    """Holds one import statement.
+
+    `module`: as written, with leading dots; `names`: the names after `import`.
 
     `certain`: whether it is always executed: it is at the top level of a module or of its `if
         __name__ == "__main__"`, not in a function, a `try` or another `if`. `optional`: whether the

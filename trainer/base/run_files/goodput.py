@@ -1,5 +1,6 @@
-"""Puts every second of a run into one class, over restarts too. Imports no TensorFlow: `deploy`
-uses it.
+"""Puts every second of a run into one class, over restarts too.
+
+Imports no TensorFlow: `deploy` uses it.
 
 Classes are named as in the package ml-goodput-measurement, in lower case, where they fit:
 https://github.com/AI-Hypercomputer/ml-goodput-measurement

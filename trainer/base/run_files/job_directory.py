@@ -52,8 +52,9 @@ _COUNTS = {"steps", "asked_steps", "restarts", "steps_repeated", "wall_seconds",
 
 @dataclass(frozen=True)
 class JobDir:
-    """Holds the paths to which one run writes. `root` contains run.json, stats.jsonl, result.json
-    and samples/.
+    """Holds the paths to which one run writes.
+
+    `root` contains run.json, stats.jsonl, result.json and samples/.
 
     All paths are local; `mirror` is notified of each file that is written.
     """
@@ -70,8 +71,10 @@ class JobDir:
         return self.root / SAMPLES
 
     def read_result(self) -> Result:
-        """Returns the last run's result.json, or {} if there is none. Raises UserError if the file
-        is damaged."""
+        """Returns the last run's result.json, or {} if there is none.
+
+        Raises UserError if the file is damaged.
+        """
         result, problem = read_result(self.root)
         counts: dict[str, Any] = {name: value for name, value in result.items() if name in _COUNTS}
         for name, value in counts.items():
@@ -165,8 +168,10 @@ def open_job_dir(config: TrainConfig, *, make: bool = True, lock: bool = True) -
 
 
 def outputs(config: TrainConfig) -> dict[str, str]:
-    """Returns the output folders by the setting or AIP_* variable that names them. Raises UserError
-    if none does."""
+    """Returns the output folders by the setting or AIP_* variable that names them.
+
+    Raises UserError if none does.
+    """
     if config.job_dir:
         return {"job_dir": config.job_dir}
     model = os.environ.get("AIP_MODEL_DIR")

@@ -36,8 +36,9 @@ _CHECKPOINT_FILE = re.compile(r"(\w[\w.-]{,99})/(\w[\w.-]{,99})", re.ASCII)  # f
 
 
 class Mirror:
-    """Mirrors scratch folders to Cloud Storage. `addresses`: the address of each folder; files
-    elsewhere stay local.
+    """Mirrors scratch folders to Cloud Storage.
+
+    `addresses`: the address of each folder; files elsewhere stay local.
 
     Uploads run one after another; a file is read when its turn comes. `put`, `remove` and `close`
     return at once, and may be called from any thread. The manifest of a checkpoint is uploaded last
@@ -189,8 +190,10 @@ class Mirror:
             shutil.rmtree(folder, ignore_errors=True)
 
     def finish(self, seconds: float = 600.0) -> None:
-        """Waits for all uploads. Raises PlatformFault, naming pending files, after `seconds`;
-        UserError if rejected."""
+        """Waits for all uploads.
+
+        Raises PlatformFault, naming pending files, after `seconds`; UserError if rejected.
+        """
         pending = self.join(seconds)
         if self.rejection:
             raise self.rejection

@@ -1,5 +1,6 @@
-"""Defines, reads and writes plan.json: the memory and the work of a run's step. Imports no
-TensorFlow.
+"""Defines, reads and writes plan.json: the memory and the work of a run's step.
+
+Imports no TensorFlow.
 
 `python -m trainer.plan` writes it and `deploy plan` reads it. Whatever changes a number in it
 changes `plan_key` too, so that a kept plan is never that of another run.

@@ -242,8 +242,10 @@ def _scalar(kind: type, value: Any) -> Any:
 
 
 def coerce_all(fields: Mapping[str, Field], values: Values, origin: str = "") -> dict[str, Any]:
-    """Returns values as the types of their fields. Raises UserError, naming `origin`, a file, if
-    one does not fit."""
+    """Returns values as the types of their fields.
+
+    Raises UserError, naming `origin`, a file, if one does not fit.
+    """
     result = {}
     for key, value in values.items():
         try:
@@ -267,8 +269,10 @@ def as_text(value: Any) -> str:
 
 
 def write_flags(values: Values, fields: Mapping[str, Field] | None = None) -> list[str]:
-    """Returns values as arguments of a command. `fields`: those of which some are positional or
-    repeated."""
+    """Returns values as arguments of a command.
+
+    `fields`: those of which some are positional or repeated.
+    """
     arguments: list[str] = []
     flags: list[str] = []
     for name, value in values.items():
@@ -432,8 +436,10 @@ def answer_help(words: Sequence[str], usage: Usage, fields: Iterable[Field]) -> 
 
 
 def read_options(kind: type[Options], texts: Values, usage: Usage) -> Options:
-    """Returns the options of a command from their texts or values. Raises UserError for a wrong or
-    a missing one."""
+    """Returns the options of a command from their texts or values.
+
+    Raises UserError for a wrong or a missing one.
+    """
     fields = fields_of(kind)
     values = coerce_all(fields, {name: text for name, text in texts.items() if name in fields})
     for name, field in fields.items():

@@ -87,6 +87,7 @@ def read_parameters(path: str, origin: str, first: str = "") -> dict[str, Field]
 
 def refuse_missing_module(name: str, origin: str) -> None:
     """Raises UserError, with the nearest name, if Python does not find the package of a module.
+
     Imports nothing.
 
     origin: the setting that names the module, and its value.
@@ -252,8 +253,10 @@ class _Module:
 
 
 def _field(module: _Module, parameter: ast.arg, default: ast.expr | None) -> Field:
-    """Returns a parameter as a field. Raises UserError if its type or its default cannot be those
-    of a setting."""
+    """Returns a parameter as a field.
+
+    Raises UserError if its type or its default cannot be those of a setting.
+    """
     subject = f"{module.origin}: {module.file}:{parameter.lineno}: its setting {parameter.arg}"
     # Its default and its type, from the source.
     try:

@@ -86,8 +86,10 @@ class Overrides:
 
     @classmethod
     def parse(cls, words: Sequence[str], folder: str = "") -> "Overrides":
-        """Returns the settings in arguments of `trainer.task`. Raises UserError for a mistake in
-        them."""
+        """Returns the settings in arguments of `trainer.task`.
+
+        Raises UserError for a mistake in them.
+        """
         return parse_request(
             TaskOptions, words, Usage("python -m trainer.task", ""), folder
         ).overrides
@@ -178,8 +180,10 @@ class Request(Generic[Options]):
 
     @cached_property
     def config(self) -> TrainConfig:
-        """Returns the resolved settings. Raises UserError if they contradict each other, or one has
-        no effect."""
+        """Returns the resolved settings.
+
+        Raises UserError if they contradict each other, or one has no effect.
+        """
         config = self.overrides.resolve()
         check_used(self.overrides.named, config)
         return config
@@ -202,8 +206,9 @@ def make_request(
 def parse_request(
     kind: type[Options], words: Sequence[str], usage: Usage, folder: str = ""
 ) -> Request[Options]:
-    """Returns the request of a command line. Raises UserError for a mistake in it, SystemExit(0)
-    for --help.
+    """Returns the request of a command line.
+
+    Raises UserError for a mistake in it, SystemExit(0) for --help.
 
     folder: one that is searched first for the user's own functions.
     """

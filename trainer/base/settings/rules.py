@@ -1,5 +1,6 @@
-"""Names the metrics of a run, and checks the settings of a run against each other. Imports no
-TensorFlow.
+"""Names the metrics of a run, and checks the settings of a run against each other.
+
+Imports no TensorFlow.
 
 A config that `check` accepts has no two settings that contradict each other; what a built-in model
 needs of its settings is checked by its config class in `model_settings`.

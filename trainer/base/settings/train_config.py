@@ -30,8 +30,10 @@ AUGMENTATIONS = ("flip", "crop")
 
 
 def in_group(group: str) -> Callable[..., Any]:
-    """Returns a function that declares settings of a group of --help. An empty text may replace
-    that of a recipe."""
+    """Returns a function that declares settings of a group of --help.
+
+    An empty text may replace that of a recipe.
+    """
 
     def declare(default: Any, meaning: str, **rules: Any) -> Any:
         may_be_empty = default in ("", (), {})
@@ -57,8 +59,9 @@ _PIXELS = "the data have examples of their own shape: let their function read it
 
 @dataclass(frozen=True, eq=False)
 class TrainConfig:
-    """Holds every setting of a run. Field names are the flags, the keys of a recipe and the keys of
-    run.json.
+    """Holds every setting of a run.
+
+    Field names are the flags, the keys of a recipe and the keys of run.json.
 
     A resolved config is of a subclass that `OwnSettings` makes, with the settings of its model,
     data and callbacks.
@@ -320,8 +323,9 @@ class TrainConfig:
         return steps
 
     def rows_per_replica(self, replicas: int) -> int:
-        """Returns how many rows of a global batch each of `replicas` gets. Raises UserError if it
-        does not divide.
+        """Returns how many rows of a global batch each of `replicas` gets.
+
+        Raises UserError if it does not divide.
 
         A replica's rows must also divide into micro-batches.
         """

@@ -1,5 +1,6 @@
-"""Decides from the settings of a run and its number of devices whether XLA compiles its steps. No
-TensorFlow.
+"""Decides from the settings of a run and its number of devices whether XLA compiles its steps.
+
+No TensorFlow.
 
 trainer/training/xla_choice.py adds what model and processor show; a plan needs the answer before
 there is a model.

@@ -57,8 +57,10 @@ class _StrictLoader(yaml.SafeLoader):
     digits inflate."""
 
     def get_single_node(self) -> Any:
-        """Returns the document. Raises YAMLError if it is too large once its aliases are
-        expanded."""
+        """Returns the document.
+
+        Raises YAMLError if it is too large once its aliases are expanded.
+        """
         node = super().get_single_node()
         if node is not None and _expanded_size(node, {}) > _MAX_VALUES:
             raise yaml.YAMLError(f"more than {_MAX_VALUES:,} values once its aliases are expanded")
@@ -76,8 +78,10 @@ class _StrictLoader(yaml.SafeLoader):
 
 
 def _expanded_size(node: Any, sizes: dict[int, int]) -> int:
-    """Returns the number of values in a YAML node with its aliases expanded. `sizes` caches those
-    of other nodes."""
+    """Returns the number of values in a YAML node with its aliases expanded.
+
+    `sizes` caches those of other nodes.
+    """
     if id(node) not in sizes:
         sizes[id(node)] = _MAX_VALUES  # a node that contains itself never ends
         if isinstance(node, yaml.ScalarNode):

@@ -1,5 +1,6 @@
-"""Lists, reads, writes and deletes objects of Cloud Storage. No other module uses
-google-cloud-storage.
+"""Lists, reads, writes and deletes objects of Cloud Storage.
+
+No other module uses google-cloud-storage.
 
 The client's own policy retries requests up to a deadline, also after a refused token. This module
 adds what the client leaves to its caller: it reads a long object in pieces, so that a late
@@ -126,8 +127,10 @@ def _connect(_emulator: str, limits: TransferLimits) -> "Gcs":
 
 
 class Gcs:
-    """Lists, reads, writes and deletes objects. Every method raises UserError or PlatformFault, one
-    line each."""
+    """Lists, reads, writes and deletes objects.
+
+    Every method raises UserError or PlatformFault, one line each.
+    """
 
     def __init__(self, limits: TransferLimits) -> None:
         # Otherwise the client requests each bucket's metadata, which an account that may only read
@@ -205,8 +208,9 @@ class Gcs:
         on_bytes: Callable[[int], None] = lambda size: None,
         cancelled: Event = NEVER,
     ) -> None:
-        """Writes the object to `file`, complete and verified, or removes the file. Calls `on_bytes`
-        with the progress.
+        """Writes the object to `file`, complete and verified, or removes the file.
+
+        Calls `on_bytes` with the progress.
 
         Raises PlatformFault if the content is wrong `limits.tries` times or the object no longer
         exists.
@@ -270,8 +274,9 @@ class Gcs:
     def upload(
         self, content: Path | bytes, address: Address, replaced: int = 0, strict: bool = False
     ) -> int:
-        """Uploads a file or bytes and returns the new generation. `replaced`: the generation to
-        replace, 0 for none.
+        """Uploads a file or bytes and returns the new generation.
+
+        `replaced`: the generation to replace, 0 for none.
 
         If the object has another generation, its content is compared first: nothing is written if
         it is the same, as after a lost response. Raises Conflict if another process has written the
@@ -361,8 +366,10 @@ class Gcs:
         moved_bytes: int = 0,
         cancelled: Event = NEVER,
     ) -> T:
-        """Sends a request, with retries while they may help, and returns its answer. `needed`: see
-        `explained`."""
+        """Sends a request, with retries while they may help, and returns its answer.
+
+        `needed`: see `explained`.
+        """
         seconds = self.limits.read + moved_bytes / self.limits.rate
         with explained(str(address), needed):
             retried: Callable[..., T] = self._retry_refused(self._retry_temporary(in_time))
@@ -401,8 +408,10 @@ def encoded(checksum: Any) -> str:
 
 
 def in_time(work: Callable[[], T], seconds: float, cancelled: Event = NEVER) -> T:
-    """Calls `work` and returns its result. Raises TooSlow after `seconds`, Cancelled soon after the
-    event."""
+    """Calls `work` and returns its result.
+
+    Raises TooSlow after `seconds`, Cancelled soon after the event.
+    """
     if cancelled.is_set():
         raise Cancelled
     outcome: Future[T] = Future()
@@ -436,8 +445,10 @@ def is_refused_token(error: BaseException | None) -> bool:
 
 @contextmanager
 def explained(subject: str, needed: str = "") -> Iterator[None]:
-    """Turns errors of the client and the network into one line. `needed`: what the account must be
-    permitted to do."""
+    """Turns errors of the client and the network into one line.
+
+    `needed`: what the account must be permitted to do.
+    """
     try:
         yield
     except (UserError, PlatformFault, Cancelled):

@@ -31,8 +31,10 @@ _LOCKED: dict[tuple[int, int], int] = {}
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Represents gs://bucket/name. A folder's name has no trailing slash; a whole bucket has an
-    empty name."""
+    """Represents gs://bucket/name.
+
+    A folder's name has no trailing slash; a whole bucket has an empty name.
+    """
 
     bucket: str
     name: str
@@ -55,8 +57,10 @@ def is_remote(path: str) -> bool:
 
 
 def parse(path: str, name: str) -> Address | None:
-    """Returns the address in `path`, None for a local path. Raises UserError, naming the setting
-    `name`, for a typo."""
+    """Returns the address in `path`, None for a local path.
+
+    Raises UserError, naming the setting `name`, for a typo.
+    """
     if not is_remote(path):
         return None
     if not path.startswith("gs://") or path.startswith("gs:///"):
@@ -83,8 +87,10 @@ def output_address(path: str, name: str) -> Address | None:
 
 
 def local_path(path: str, name: str) -> Path:
-    """Returns `path` as a local Path. Raises UserError, naming the setting `name`, for an
-    address."""
+    """Returns `path` as a local Path.
+
+    Raises UserError, naming the setting `name`, for an address.
+    """
     if parse(path, name):
         raise UserError(f"{name}={path}: only local paths are supported here: use a local folder")
     return expanded(path)

@@ -35,8 +35,9 @@ _NETWORK = re.compile(
 
 
 def credentials(anew: bool = False) -> Any:
-    """Returns Google credentials for Python's client libraries. Raises GoogleAuthError
-    (google.auth) without any login.
+    """Returns Google credentials for Python's client libraries.
+
+    Raises GoogleAuthError (google.auth) without any login.
 
     `anew`: reads the login again, as after a refused token.
     """

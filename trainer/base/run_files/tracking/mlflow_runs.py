@@ -29,8 +29,10 @@ _TAGS = 100
 
 
 class MlflowRuns:
-    """Implements `Tracker` for MLflow. It finds a run by our id in a tag, so that a restart creates
-    no second run."""
+    """Implements `Tracker` for MLflow.
+
+    It finds a run by our id in a tag, so that a restart creates no second run.
+    """
 
     def __init__(self, address: TrackerAddress) -> None:
         for name, value in _ENVIRONMENT.items():

@@ -164,8 +164,10 @@ _BUILT_IN = {
 
 
 def open_tracker(address: TrackerAddress) -> Tracker:
-    """Imports and returns the tracker of an address. Raises UserError if its package or a login is
-    missing."""
+    """Imports and returns the tracker of an address.
+
+    Raises UserError if its package or a login is missing.
+    """
     name, _, function = _BUILT_IN.get(address.kind, address.kind).partition(":")
     advice = ""
     if address.kind in _BUILT_IN:
@@ -288,8 +290,10 @@ class Tracking:
     _senders: list[Sender] = dataclasses.field(default_factory=list)
 
     def begin(self) -> None:
-        """Starts a thread for each tracker; run.json must be there. Raises UserError if a tracker
-        refuses the run."""
+        """Starts a thread for each tracker; run.json must be there.
+
+        Raises UserError if a tracker refuses the run.
+        """
         if self._senders:
             return  # the run has gone back to a checkpoint, which the senders see in its files
         source = RunFiles(self.folder, self.where)

@@ -24,8 +24,10 @@ Json = dict[str, Any]
 
 
 class VertexRuns:
-    """Implements `Tracker` for Vertex AI: resumes a run by its id. Raises UserError without project
-    or region."""
+    """Implements `Tracker` for Vertex AI: resumes a run by its id.
+
+    Raises UserError without project or region.
+    """
 
     def __init__(self, address: TrackerAddress) -> None:
         self._name = address.name

@@ -33,8 +33,10 @@ _REFUSALS = ("permission denied", "401", "403", "not found")  # in the text of a
 
 
 class WandbRuns:
-    """Implements `Tracker` for W&B: resumes a run by its id. Raises UserError if a login is
-    missing."""
+    """Implements `Tracker` for W&B: resumes a run by its id.
+
+    Raises UserError if a login is missing.
+    """
 
     def __init__(self, address: TrackerAddress) -> None:
         import wandb
