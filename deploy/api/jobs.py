@@ -137,8 +137,9 @@ def jobs(
     session: Session = SESSION,
     **options: Value,
 ) -> list[JobStatus]:
-    """Returns the newest jobs of each region. `options`: fields of JobsOptions, such as
-    state="RUNNING" or limit.
+    """Returns the newest jobs of each region.
+
+    `options`: fields of JobsOptions, such as state="RUNNING" or limit.
 
     Also cancels duplicates, second jobs that were created because a response was lost, and prints
     so on `stream`.

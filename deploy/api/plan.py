@@ -542,6 +542,7 @@ def _measured(
     tier = load_tier(options.measure)
     total = plan.total_steps(config)
     compiled = is_compiled(plan, config, tier.devices)
+    # So few steps that they are cheap, but compiled as those of the whole run are.
     steps = total
     for count in _MEASURED:
         if is_compiled(plan, replace(config, steps=count), tier.devices) == compiled:

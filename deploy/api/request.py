@@ -137,8 +137,10 @@ def _folder(values: Mapping[str, Any]) -> str:
 def _verb_request(
     request: Request[Options], words: Sequence[str], usage: Usage
 ) -> VerbRequest[Options]:
-    """Returns the request of a verb; with a script, `words` are its arguments. Raises UserError for
-    contradictions."""
+    """Returns the request of a verb; with a script, `words` are its arguments.
+
+    Raises UserError for contradictions.
+    """
     options = request.options
     arguments = [
         *usage.program.split(),
@@ -147,6 +149,7 @@ def _verb_request(
     ]
     script, module = (getattr(options, name, "") for name in _CODE[:2])
     program: Program = request.overrides
+    # A script has neither the checks nor the settings of a recipe.
     if script or module:
         if getattr(options, "check", False):
             raise UserError(

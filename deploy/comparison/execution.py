@@ -34,8 +34,10 @@ Runner = LocalRunner | VertexRunner  # writes the output of a run to JOB_DIR.log
 
 @dataclass(frozen=True)
 class ComparisonRequest:
-    """Holds what is to be compared: tiers, what runs on each, and how often. `command` is what the
-    user typed."""
+    """Holds what is to be compared: tiers, what runs on each, and how often.
+
+    `command` is what the user typed.
+    """
 
     tiers: Sequence[Tier]
     program: Program
@@ -65,8 +67,10 @@ class ComparisonRequest:
         return runs
 
     def resolve(self) -> dict[str, Workload]:
-        """Returns what runs on each tier, by the tier's name. Raises UserError for settings that it
-        cannot have."""
+        """Returns what runs on each tier, by the tier's name.
+
+        Raises UserError for settings that it cannot have.
+        """
         if "job_dir" in self.program.values:
             raise UserError(
                 "--job_dir is not for a comparison: --out names the folder: leave it out"

@@ -39,8 +39,10 @@ class _Comparison(RunFiles):
 
 
 def trackers_in(settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the setting `track`, the trackers' addresses. Raises UserError for one that the
-    trainer would refuse."""
+    """Returns the setting `track`, the trackers' addresses.
+
+    Raises UserError for one that the trainer would refuse.
+    """
     trackers: tuple[str, ...] = settings.get("track", ())
     for address in read_addresses(trackers):
         open_tracker(address)

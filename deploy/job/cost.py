@@ -120,17 +120,17 @@ def cost_confirmation(
         data in another region.
     """
     # Only one of several alternatives is paid for; other jobs all are.
-    most: Callable[[Iterable[float]], float] = max if alternatives else sum
-    least: Callable[[Iterable[float]], float] = min if alternatives else sum
+    upper_end: Callable[[Iterable[float]], float] = max if alternatives else sum
+    lower_end: Callable[[Iterable[float]], float] = min if alternatives else sum
     count = 1 if alternatives else len(tiers)
     unpriced = [tier for tier in tiers if tier.bound_usd is None]
-    limit = most(tier.bound_usd or 0.0 for tier in tiers)
+    limit = upper_end(tier.bound_usd or 0.0 for tier in tiers)
     planned = [plan for plan in plans if plan]
     high = None
     basis = "there is no plan"
     if len(planned) == len(tiers):
-        low = least(low + transfer_usd for low, _ in planned)
-        high = most(high + transfer_usd for _, high in planned)
+        low = lower_end(low + transfer_usd for low, _ in planned)
+        high = upper_end(high + transfer_usd for _, high in planned)
         basis = f"by plan {low:.2f} to {high:.2f} USD (an estimate)"
     # The sentence, and the error without a confirmation.
     subject = "this job" if count == 1 else f"these {count} jobs together"

@@ -131,8 +131,10 @@ class SubmittedJob(VertexJob):
         self._set_job()
 
     def create(self) -> None:
-        """Creates the job, or the next one for which there are machines. Raises as
-        `Creation.create` does."""
+        """Creates the job, or the next one for which there are machines.
+
+        Raises as `Creation.create` does.
+        """
         while True:
             try:
                 job = self._within_cap(self.jobs[0])

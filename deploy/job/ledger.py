@@ -33,8 +33,9 @@ UNFINISHED = ("SUBMITTING", "INTERRUPTED", "SUBMITTED")
 
 @dataclasses.dataclass
 class Attempt:
-    """Describes one attempt on a tier in a region. `job` is empty until Vertex AI has named it;
-    money is in USD.
+    """Describes one attempt on a tier in a region.
+
+    `job` is empty until Vertex AI has named it; money is in USD.
 
     `sent_at`: when the last request to create the job was sent, in seconds since 1970; 0: never.
     `usd_per_hour`: an upper bound where the price under the tier's strategy is not known.
@@ -218,8 +219,10 @@ def sending_alone() -> Iterator[None]:
 
 
 def find_in(folder: Path) -> Submission | None:
-    """Returns the submission of a comparison's run, or None. Raises UserError if its record is
-    damaged."""
+    """Returns the submission of a comparison's run, or None.
+
+    Raises UserError if its record is damaged.
+    """
     file = folder / RECORD
     try:
         return dataclasses.replace(_read(file), folder=folder) if file.exists() else None

@@ -166,8 +166,10 @@ class Script:
 
     @property
     def listed(self) -> list[str] | None:
-        """Returns the requirements that a file of the user's lists, None without one. Raises
-        UserError for bad ones."""
+        """Returns the requirements that a file of the user's lists, None without one.
+
+        Raises UserError for bad ones.
+        """
         lines = listed_requirements(self._home)
         for line in lines or () if self.launched else ():
             check_requirement(line)

@@ -68,8 +68,10 @@ class RunResult:
 
     @classmethod
     def read(cls, text: str, place: str) -> RunResult:
-        """Returns the result in the text of a file at `place`. Raises UserError if there is
-        none."""
+        """Returns the result in the text of a file at `place`.
+
+        Raises UserError if there is none.
+        """
         try:
             content = dict(json.loads(text))
         except (ValueError, TypeError):
@@ -87,8 +89,9 @@ class RunResult:
 
 
 class VertexJob:
-    """Represents a job of Vertex AI. Its methods raise UserError or PlatformFault, each in one
-    line.
+    """Represents a job of Vertex AI.
+
+    Its methods raise UserError or PlatformFault, each in one line.
 
     `name`: its resource name; "" for a job that was not sent, of which they raise UserError.
     """
@@ -108,8 +111,10 @@ class VertexJob:
 
     @property
     def backend(self) -> Platform:
-        """Returns the client for the job's project and region. Raises UserError for a job that was
-        not sent."""
+        """Returns the client for the job's project and region.
+
+        Raises UserError for a job that was not sent.
+        """
         if not self._backend:
             raise UserError(
                 "this job was not sent: call its send(), or submit it without dry_run=True"
@@ -234,8 +239,10 @@ class VertexJob:
 
 
 def load_model(job_dir: str) -> Any:
-    """Returns the trained keras.Model of a job directory, local or gs://. Raises UserError if there
-    is none."""
+    """Returns the trained keras.Model of a job directory, local or gs://.
+
+    Raises UserError if there is none.
+    """
     import keras  # the one use of TensorFlow here, and only by a user's program
 
     from trainer.base.storage.staging import Staged

@@ -272,8 +272,8 @@ class LiveLines:
                 progress = summary(entries, whole(about.get("total_steps")) or 0)
                 money = ""
                 if status.usd_per_hour is not None:
-                    most = status.usd_per_hour * status.timeout_s / 3600
-                    money = f"; {status.usd(self._clock.now()):.2f} USD so far, {most:.2f} at most"
+                    limit = status.usd_per_hour * status.timeout_s / 3600
+                    money = f"; {status.usd(self._clock.now()):.2f} USD so far, {limit:.2f} at most"
                 if progress:  # printed again for another step, not for another cost alone
                     news[progress] = f"{progress}{money}"
             # the last two: a damaged file

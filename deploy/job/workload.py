@@ -89,8 +89,10 @@ class Training(_OnTier):
         return self.config
 
     def in_job(self, spec: Spec, image: Image, packages: Sequence[Package]) -> WorkerProgram:
-        """Returns what the workers of a job with this spec run. Raises UserError for what would
-        fail in the image."""
+        """Returns what the workers of a job with this spec run.
+
+        Raises UserError for what would fail in the image.
+        """
         tier = self.tier
         if image.plain or image.built:
             check_inputs(self.config, packages)
@@ -138,8 +140,10 @@ class ScriptRun(_OnTier):
         return LocalProgram(WORKER, {"TRAINER_SCRIPT": json.dumps(instructions)})
 
     def in_job(self, spec: Spec, image: Image, packages: Sequence[Package]) -> WorkerProgram:
-        """Returns what the workers of a job run. Raises UserError for what would fail in the
-        image."""
+        """Returns what the workers of a job run.
+
+        Raises UserError for what would fail in the image.
+        """
         script = self.script
         tier = self.tier
         needed = script.requirements(tier.accelerators, plain=image.plain)
@@ -193,8 +197,10 @@ Workload = Training | ScriptRun | Prediction
 
 
 def workload_on(tier: Tier, program: Program) -> Training | ScriptRun:
-    """Returns what runs on `tier`, its settings resolved. Raises UserError for what the trainer
-    would refuse there."""
+    """Returns what runs on `tier`, its settings resolved.
+
+    Raises UserError for what the trainer would refuse there.
+    """
     if isinstance(program, Script):
         if program.launched:
             config = program.config
@@ -322,8 +328,10 @@ def check_module(
 
 
 def warnings(work: Workload, spec: str) -> Iterator[str]:
-    """Yields warnings about what is allowed but may be a mistake. `spec`: that of the job, as
-    JSON."""
+    """Yields warnings about what is allowed but may be a mistake.
+
+    `spec`: that of the job, as JSON.
+    """
     on_spot = work.tier.strategy == "SPOT"
     config = work.trained
     if config is None:

@@ -53,9 +53,8 @@ def requirements(gpus: int) -> list[str]:
     """Returns the requirements that pip installs beside the job's packages on a machine with this
     number of GPUs."""
     extras = {"tensorflow": "[and-cuda]"} if gpus else {}
-    return [
-        f"{name}{extras.get(name, '')}=={version}" for name, version in versions_there().items()
-    ]
+    pins = versions_there()
+    return [f"{name}{extras.get(name, '')}=={pins[name]}" for name in pins]
 
 
 def versions_there() -> dict[str, str]:

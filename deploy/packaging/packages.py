@@ -63,8 +63,9 @@ setup(
 
 @dataclasses.dataclass(frozen=True)
 class Package:
-    """Holds the sources of a wheel. `name`: that of its import; `files`: their contents, by path in
-    the clean copy.
+    """Holds the sources of a wheel.
+
+    `name`: that of its import; `files`: their contents, by path in the clean copy.
 
     Files are hashed and copied block by block, since a package may be larger than the memory.
     """

@@ -115,11 +115,8 @@ def script_sources(
     # What is beside these and stays here.
     shipped = {name.partition("/")[0] for name in files}
     beside = [path for path in sorted(folder.iterdir()) if path.name[0] != "."]
-    left_out = [
-        path.name + "/" * path.is_dir()
-        for path in beside
-        if path.name not in {*shipped, "__pycache__"}
-    ]
+    rest = [path for path in beside if path.name not in {*shipped, "__pycache__"}]
+    left_out = [path.name + "/" * path.is_dir() for path in rest]
     return _checked(files, left_out, folder, most_mb)
 
 
@@ -280,8 +277,10 @@ def _unreadable(name: str, error: Exception) -> UserError:
 def _checked(
     files: Mapping[str, Path], left_out: Sequence[str], top: Path, most_mb: float
 ) -> Sources:
-    """Returns files that may go along. Raises UserError as `user_sources` does. `top`: has the
-    .gcloudignore."""
+    """Returns files that may go along.
+
+    Raises UserError as `user_sources` does. `top`: has the .gcloudignore.
+    """
     sizes = {name: path.stat().st_size for name, path in files.items()}
     size = sum(sizes.values())
     if size > most_mb * MB:

@@ -49,8 +49,10 @@ class PricedEstimate:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Holds the forecast of a tier. `problems`: why a number is missing or the run cannot work, one
-    line each."""
+    """Holds the forecast of a tier.
+
+    `problems`: why a number is missing or the run cannot work, one line each.
+    """
 
     tier: str
     strategy: str  # the scheduling strategy that the tier's file names
@@ -83,8 +85,9 @@ def forecast(
     *,
     plain: bool = True,
 ) -> Forecast:
-    """Returns the forecast of a run on a tier. Its times are those of `extrapolation`; without
-    that, the plan's.
+    """Returns the forecast of a run on a tier.
+
+    Its times are those of `extrapolation`; without that, the plan's.
 
     plain: the job's image is a plain Python, in which each start installs the packages.
     """

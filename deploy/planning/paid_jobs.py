@@ -110,9 +110,8 @@ def _prove(work: Training) -> None:
     ):
         return
     code_is_here = not work.overrides.folder or Path(work.overrides.folder).samefile(".")
-    if code_is_here and not any(
-        place.startswith(("gs://", "/gcs/")) for place in config.inputs.values()
-    ):
+    remote = [path for path in config.inputs.values() if path.startswith(("gs://", "/gcs/"))]
+    if code_is_here and not remote:
         _proof_of(tuple(work.overrides.without("job_dir", "expect_devices").arguments()))
     else:
         say(

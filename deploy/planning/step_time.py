@@ -40,8 +40,10 @@ class Interval:
         return self.product(Interval(factor, factor, factor))
 
     def plus(self, other: Interval) -> Interval:
-        """Returns the sum. Its ends are the sums of the ends, since both numbers may err in the
-        same direction."""
+        """Returns the sum.
+
+        Its ends are the sums of the ends, since both numbers may err in the same direction.
+        """
         return Interval(self.low + other.low, self.middle + other.middle, self.high + other.high)
 
     def product(self, other: Interval) -> Interval:

@@ -134,15 +134,15 @@ def _memory_options(
         "micro_batches": [] if config.virtual_replicas else more_micro_batches,
         "precision": ["mixed_bfloat16"] if has_bfloat16 and config.precision == "float32" else [],
     }
-    before = step_seconds(plan, config, gpu, tier.devices, tier.workers) if gpu else None
+    step = step_seconds(plan, config, gpu, tier.devices, tier.workers) if gpu else None
     for name, values in settings.items():
         for value in values:
             changed = replace(config, **{name: value})
             needed = _needed(plan, changed, tier)
             if needed.high > available:
                 continue
-            after = step_seconds(plan, changed, gpu, tier.devices, tier.workers) if gpu else None
-            slower = after.middle / before.middle if before and after else None
+            other = step_seconds(plan, changed, gpu, tier.devices, tier.workers) if gpu else None
+            slower = other.middle / step.middle if step and other else None
             yield MemoryOption(name, value, required.middle - needed.middle, slower)
             break
 

@@ -116,9 +116,8 @@ def describe_error(error: ApiError, gcp: GcpConfig) -> str:
     host = re.search(r"[a-z]+\.googleapis\.com", str(error))
     service = host[0] if host else "aiplatform.googleapis.com"
     # Another error: what its code and message tell to do. The last of these expressions fits any.
-    permission = next(
-        fix for text, fix in _PERMISSION_FIXES.items() if re.search(text, str(error), re.IGNORECASE)
-    )
+    causes = (text for text in _PERMISSION_FIXES if re.search(text, str(error), re.IGNORECASE))
+    permission = _PERMISSION_FIXES[next(causes)]
     fixes = {
         400: "the service rejected the job: change what the message names",
         403: permission.format(project=gcp.project, service=service),
@@ -131,8 +130,10 @@ def describe_error(error: ApiError, gcp: GcpConfig) -> str:
 
 
 def not_logged_in(error: ApiError) -> str:
-    """Returns what to do after a 401. The service's own message, always the same long one, is left
-    out."""
+    """Returns what to do after a 401.
+
+    The service's own message, always the same long one, is left out.
+    """
     return f"not logged in, or the login has expired (401): run `{error.login}`"
 
 
@@ -281,8 +282,9 @@ def gcloud_error(code: int, stderr: str) -> ApiError:
 
 
 def lost_response(log: str) -> ApiError:
-    """Returns the error that made gcloud retry. `log`: its log from the line that announces the
-    retry.
+    """Returns the error that made gcloud retry.
+
+    `log`: its log from the line that announces the retry.
 
     The response that the log contains may have several lines.
     """

@@ -129,8 +129,10 @@ class Gcloud(Platform):
 
 
 def not_installed(alternative: str = "") -> UserError:
-    """Returns the error for a missing gcloud. `alternative`: ends the line with what the user may
-    do instead."""
+    """Returns the error for a missing gcloud.
+
+    `alternative`: ends the line with what the user may do instead.
+    """
     return UserError(
         f"gcloud is not installed: https://cloud.google.com/sdk/docs/install{alternative}"
     )

@@ -26,8 +26,9 @@ from trainer.base.run_files.job_files import CHECKPOINTS, LOGS, MODEL
 
 
 class LocalProgram(NamedTuple):
-    """Holds what the workers of a local job run. `module`: "" for that of the tier's file;
-    `folder`: where, if given.
+    """Holds what the workers of a local job run.
+
+    `module`: "" for that of the tier's file; `folder`: where, if given.
 
     `variables`: of their environment.
     """
@@ -201,8 +202,10 @@ class _RunningWorker:
 
 @dataclass
 class LocalJob:
-    """Represents one local job. Call `run` once; `stop` may be called from any thread or signal
-    handler."""
+    """Represents one local job.
+
+    Call `run` once; `stop` may be called from any thread or signal handler.
+    """
 
     workers: Sequence[LocalWorker]
     print_line: Callable[[str, str], None]  # called with a worker's name and a line
@@ -210,8 +213,10 @@ class LocalJob:
     stopped: Event = field(default_factory=Event)  # set to end it, alone or with other jobs
 
     def run(self) -> JobEnd:
-        """Runs the job to its end and returns how it ended. No worker is left running, even after
-        an exception."""
+        """Runs the job to its end and returns how it ended.
+
+        No worker is left running, even after an exception.
+        """
         running: list[_RunningWorker] = []
         try:
             for worker in self.workers:
@@ -231,9 +236,10 @@ class LocalJob:
                     status = code if code > 0 else 128 - code
                     if failed.restarts >= self.restarts:  # the others get time to log and exit
                         deadline = time.monotonic() + EXIT_TIMEOUT_S
-                        while time.monotonic() < deadline and any(
-                            worker.process.poll() is None for worker in running
-                        ):
+                        processes = [worker.process for worker in running]
+                        while None in [process.poll() for process in processes]:
+                            if time.monotonic() >= deadline:
+                                break
                             time.sleep(_POLL_S)
                         failed.reader.join(LAST_OUTPUT_S)
                         error = (
@@ -263,8 +269,10 @@ class LocalJob:
         self.stopped.set()
 
     def _start(self, worker: LocalWorker, restarts: int = 0) -> _RunningWorker:
-        """Starts a worker's process, and a thread that prints its output. `restarts`: how often it
-        was restarted."""
+        """Starts a worker's process, and a thread that prints its output.
+
+        `restarts`: how often it was restarted.
+        """
         process = subprocess.Popen(
             [sys.executable, "-m", worker.module, *worker.arguments],
             env={**os.environ, **worker.environment},
@@ -294,8 +302,10 @@ class LocalJob:
         return _RunningWorker(worker, process, reader, restarts)
 
     def _print(self, name: str, line: str) -> None:
-        """Prints a line. A full disk or a closed terminal is ignored, so that the worker's pipe is
-        still read."""
+        """Prints a line.
+
+        A full disk or a closed terminal is ignored, so that the worker's pipe is still read.
+        """
         with suppress(OSError, ValueError):
             self.print_line(name, line)
 

@@ -44,8 +44,10 @@ _OPERATION_S = 1800.0
 
 
 class ModelVersion(NamedTuple):
-    """Holds a registered version. `name`: the resource name of its model; `artifact`: the address
-    of its files."""
+    """Holds a registered version.
+
+    `name`: the resource name of its model; `artifact`: the address of its files.
+    """
 
     name: str
     version: str
@@ -117,8 +119,10 @@ def register_version(model: Content, backend: Platform) -> ModelVersion:
 
 
 def find_version(reference: str, backend: Platform) -> ModelVersion:
-    """Returns the version of NAME, NAME@VERSION or NAME@ALIAS. Raises ApiError 404 if there is
-    none."""
+    """Returns the version of NAME, NAME@VERSION or NAME@ALIAS.
+
+    Raises ApiError 404 if there is none.
+    """
     checked_name(reference.partition("@")[0])
     return _version(backend.call("GET", f"{backend.parent}/models/{reference}"))
 
@@ -169,8 +173,9 @@ def serving_image(image: str) -> str:
 def read_registration(
     run: str, name: str, image: str, gcp: GcpConfig, job: str = ""
 ) -> Registration:
-    """Describes the model of the run at `run` as a version to register. `job`: the job that trained
-    it, if known.
+    """Describes the model of the run at `run` as a version to register.
+
+    `job`: the job that trained it, if known.
 
     Raises UserError if the run has no complete model, or if it is on this machine and no bucket is
     given.

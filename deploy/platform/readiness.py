@@ -157,6 +157,7 @@ def _quota(tiers: Sequence[Tier], gcp: GcpConfig) -> Iterator[Finding]:
     project = gcp.project
     path = f"v1beta1/projects/{project}/services/aiplatform.googleapis.com/consumerQuotaMetrics"
     page = f"request more at https://console.cloud.google.com/iam-admin/quotas?project={project}"
+    # The limit of each tier against what it needs.
     for tier in tiers:
         subject = f"quota of {tier.name}"
         metric = _metric(tier)
@@ -173,6 +174,7 @@ def _quota(tiers: Sequence[Tier], gcp: GcpConfig) -> Iterator[Finding]:
                 yield Finding(subject, "bad", f"{text}: {page}")
             else:
                 yield Finding(subject, "good", text)
+    # Without tiers the limits of all accelerators that there are.
     if not tiers:
         listed = pages("metrics", lambda token: _call("GET", "SERVICEUSAGE", path, params=token))
         metrics = {metric["metric"]: metric for metric in listed}

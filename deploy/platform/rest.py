@@ -35,8 +35,10 @@ class Platform:
         self._login = login
 
     def create(self, request: CustomJob) -> str:
-        """Creates the job and returns its name. Sends at most one request, and sets `sent` before
-        it does."""
+        """Creates the job and returns its name.
+
+        Sends at most one request, and sets `sent` before it does.
+        """
         raise NotImplementedError
 
     def get(self, name: str) -> JobStatus:
@@ -103,8 +105,10 @@ class Platform:
         return call(method, f"{self.service}/{path}", self._login, **request)
 
     def listed(self, path: str, key: str, **parameters: str) -> Iterator[Any]:
-        """Yields the items of a list in Vertex AI, from all its pages. `key`: the field of each
-        page with the items."""
+        """Yields the items of a list in Vertex AI, from all its pages.
+
+        `key`: the field of each page with the items.
+        """
         return pages(key, lambda token: self.call("GET", path, params={**parameters, **token}))
 
 

@@ -33,8 +33,10 @@ STATES = (
 
 @dataclass(frozen=True)
 class JobStatus:
-    """Holds a job's status. `state` has no prefix JOB_STATE_; times are in seconds since 1970, None
-    until they come."""
+    """Holds a job's status.
+
+    `state` has no prefix JOB_STATE_; times are in seconds since 1970, None until they come.
+    """
 
     name: str
     display_name: str
@@ -159,8 +161,10 @@ def console_page(name: str, project: str) -> str:
 
 
 def created_name(name: Any) -> str:
-    """Returns `name` if it is a job's resource name. Raises ApiError otherwise, as if the response
-    were lost."""
+    """Returns `name` if it is a job's resource name.
+
+    Raises ApiError otherwise, as if the response were lost.
+    """
     if not re.search(r"/customJobs/\d+$", str(name)):
         raise ApiError(0, "the response does not name the job")
     return str(name)

@@ -55,15 +55,16 @@ def write_report(
 def to_html(
     collection: Collection, rows: Rows, sentences: Sequence[str], remarks: Sequence[str]
 ) -> str:
-    """Returns the report as one HTML page that needs no other file. Raises UserError if matplotlib
-    is missing."""
+    """Returns the report as one HTML page that needs no other file.
+
+    Raises UserError if matplotlib is missing.
+    """
     # Its title, the pictures, a sample of each tier, and the commands.
     runs = collection.runs
     configs = [run.config for run in runs if run.config]
-    names = [
-        config.get("recipe") or config.get("script") or config.get("model") for config in configs
-    ]
-    subjects = {*map(str, names)}
+    subjects = set[str]()
+    for config in configs:
+        subjects.add(str(config.get("recipe") or config.get("script") or config.get("model")))
     subject = Path(subjects.pop()).stem if len(subjects) == 1 else "Training"
     started = min((str(run.info.get("started", "")) for run in runs), default="")[:10]
     pictures = []

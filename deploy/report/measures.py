@@ -195,20 +195,19 @@ class TierSummary:
     def workers(self) -> int:
         """Returns the largest number of workers that a run had; the tier's number if nothing was
         run."""
-        counts = (
-            whole(mapping(run.info, "cluster").get("workers")) or 1 for run in self.group.runs
-        )
+        clusters = [mapping(run.info, "cluster") for run in self.group.runs]
+        counts = [whole(cluster.get("workers")) or 1 for cluster in clusters]
         return max(counts, default=self.facts.workers)
 
     @property
     def devices(self) -> int:
         """Returns the largest number of replicas that a run had; the tier's number if it is not
         known."""
-        counts = (
-            whole(mapping(run.info, "cluster").get("replicas")) or len(run.devices)
-            for run in self.group.runs
-        )
-        return max((count or self.facts.devices for count in counts), default=self.facts.devices)
+        counts = []
+        for run in self.group.runs:
+            replicas = whole(mapping(run.info, "cluster").get("replicas"))
+            counts.append(replicas or len(run.devices) or self.facts.devices)
+        return max(counts, default=self.facts.devices)
 
     @property
     def simulated(self) -> str:

@@ -83,6 +83,7 @@ def time_and_money(figure: "Figure", rows: Rows) -> None:
     longest = max(map(max, seconds))
     name, hours = unit_of_time(longest / 3600)
     times = [[value / 3600 / hours for value in values] for values in seconds]
+    # A panel for the time, in the unit of the longest, and one for the cost if any is known.
     panels: list[tuple[str, list[list[float]], Callable[[float], str]]] = [
         (f"{name} a run", times, figures)
     ]
@@ -96,6 +97,7 @@ def time_and_money(figure: "Figure", rows: Rows) -> None:
         color = {"color": f"C{index}", "ecolor": "grey"}
         whiskers = (middle - low, high - middle)
         axes.barh(range(len(rows)), middle, height=0.6, xerr=whiskers, capsize=3, **color)
+        # The number stands beside the whisker, for which the axis has room.
         for place, value in enumerate(middle):
             text = show(value) if value else "no price"
             beside = {"textcoords": "offset points", "va": "center"}

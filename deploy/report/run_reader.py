@@ -48,8 +48,9 @@ class StatsLine:
 
 
 class RunRecord:
-    """Holds what one job directory contains. An unknown value is None, a missing or damaged file is
-    {}.
+    """Holds what one job directory contains.
+
+    An unknown value is None, a missing or damaged file is {}.
 
     The times of steps are those of calls to the device, without saving, sampling and evaluation,
     and without the call that traces the graph.

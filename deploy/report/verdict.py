@@ -171,6 +171,7 @@ def _final_losses(rows: Rows) -> Iterator[str]:
     first = rows[0]
     differing = []
     largest = 0.0  # the largest relative difference
+    # Each tier against the first.
     for row in rows[1:]:
         apart = abs(row.final_loss - first.final_loss)
         larger = max(abs(row.final_loss), abs(first.final_loss))
@@ -185,6 +186,7 @@ def _final_losses(rows: Rows) -> Iterator[str]:
                 " short run, and then not with --precision=float64; if the training differs, which"
                 " `python -m trainer.check` tells, the speeds are not comparable."
             )
+    # All agree: within which share, and whether that is more than rounding.
     yield from differing
     if not differing:
         losses = sorted(row.final_loss for row in rows)
