@@ -106,10 +106,11 @@ def crossed(walk: Walk) -> tuple[list[str], int, int]:
             raise Finished
 
     module = __import__(walk.module, fromlist=["main"])
+    sys.argv = [walk.module, *walk.arguments]
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         sys.setprofile(follow)
         try:
-            module.main([*walk.arguments])
+            module.main()
         except Finished:
             walked = dict.fromkeys(filter(None, files))
             ours = sum(kind.__module__.startswith(("trainer.", "deploy.")) for kind in classes)

@@ -10,6 +10,7 @@ from typing import Any, TextIO
 from deploy.api.request import USUAL, Value, VerbRequest, call_verb, verb_usage
 from deploy.api.submit import NOTHING_SENT, new_submission, packages_of
 from deploy.base.console import printed_on, say
+from deploy.base.options import options_class
 from deploy.comparison.directory import any_begun
 from deploy.comparison.execution import ComparisonRequest, Runner, announce, run_comparison
 from deploy.comparison.runners import LocalRunner, VertexRunner
@@ -68,7 +69,7 @@ def read_comparison(folder: Path, code: int) -> Comparison:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class CompareOptions(JobOptions):
     """Holds the options of `compare`; its jobs are not restarted when they fail."""
 
@@ -77,18 +78,18 @@ class CompareOptions(JobOptions):
         metavar="TIER",
         positional=True,
     )
-    out: str = setting("runs/comparison", "folder of the comparison", metavar="FOLDER")
+    out: str = setting("runs/comparison", "folder of the comparison", "FOLDER")
     scaling: str = setting(
         "strong",
         "strong: the same global batch on every tier (default); weak: the same batch per replica",
-        metavar="strong|weak",
+        "strong|weak",
         choices=("strong", "weak"),
     )
-    repeats: int = setting(1, "runs of each tier", metavar="COUNT", minimum=1, maximum=100)
+    repeats: int = setting(1, "runs of each tier", "COUNT", minimum=1, maximum=100)
     parallel: int | None = setting(
         None,
         "runs at a time (default: 1; on Vertex AI all at once)",
-        metavar="COUNT",
+        "COUNT",
         minimum=1,
         maximum=100,
     )
@@ -96,12 +97,12 @@ class CompareOptions(JobOptions):
         "local",
         "processes of this machine (default), or jobs of Vertex AI, without restarts; the flags of"
         " `submit` say where",
-        metavar="local|vertex",
+        "local|vertex",
         choices=("local", "vertex"),
     )
-    baseline: str = setting("", "base of the speed-ups (default: the first)", metavar="TIER")
+    baseline: str = setting("", "base of the speed-ups (default: the first)", "TIER")
     price_per_hour: Mapping[str, float] = setting(
-        {}, "the price of all machines of a tier", metavar="TIER=USD", repeated=True, above=0
+        {}, "the price of all machines of a tier", "TIER=USD", repeated=True, above=0
     )
     disable_retries: bool = True
 

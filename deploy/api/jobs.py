@@ -1,13 +1,13 @@
 """Finds jobs of Vertex AI again, and lists them."""
 
-import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TextIO
 
-from deploy.api.request import verb_usage
+from deploy.api.request import Value, call_verb, verb_usage
 from deploy.base.console import printed_on
-from deploy.job.ledger import find_attempt, find_elsewhere, sent_regions
+from deploy.base.options import options_class
+from deploy.job.ledger import find_attempt, find_elsewhere, submissions
 from deploy.job.options import check_labels
 from deploy.job.sending import cancel_duplicates, look_for
 from deploy.job.vertex_job import VertexJob
@@ -25,7 +25,7 @@ from deploy.tiers.gcp_config import (
 )
 from deploy.tiers.tier import LABEL
 from trainer.base.errors import UserError
-from trainer.base.settings.fields import read_options, setting
+from trainer.base.settings.fields import setting
 
 
 def attach(
@@ -92,46 +92,32 @@ def attach(
 def _regions(flag: str) -> list[str]:
     """Returns the regions in `flag`, or else gcloud's region and those of the submissions from this
     folder."""
-    names = flag or ",".join(filter(None, [read_region(""), *sent_regions()]))
-    return regions_in(names) if names else []
+    names = [flag or read_region("")]
+    if not flag:
+        names += [attempt.region for record in submissions() for attempt in record.attempts[::-1]]
+    known = ",".join(filter(None, names))
+    return regions_in(known) if known else []
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@options_class
 class JobsOptions:
     """Holds the options of `jobs`."""
 
-    project: str = setting("", "Google Cloud project (default: gcloud's)", metavar="ID")
+    project: str = setting("", "Google Cloud project (default: gcloud's)", "ID")
     region: str = setting(
         "",
         "each region is asked (default: gcloud's ai/region, and those of the submissions from this"
         " folder)",
-        metavar="NAME,NAME",
+        "NAME,NAME",
     )
-    backend: str = setting(
-        BACKENDS[0],
-        "the client of Vertex AI",
-        metavar="gcloud|sdk",
-        choices=BACKENDS,
-    )
+    backend: str = setting(BACKENDS[0], "the client of Vertex AI", "gcloud|sdk", choices=BACKENDS)
     state: str = setting(
-        "",
-        "only those in this state, as RUNNING",
-        metavar="STATE",
-        read=str.upper,
-        choices=STATES,
+        "", "only those in this state, as RUNNING", "STATE", read=str.upper, choices=STATES
     )
     labels: Mapping[str, str] = setting(
-        {},
-        "only those with these labels, as user=ana",
-        metavar="KEY=VALUE,…",
+        {}, "only those with these labels, as user=ana", "KEY=VALUE,…"
     )
-    limit: int = setting(
-        50,
-        "the newest of each region",
-        metavar="COUNT",
-        minimum=1,
-        maximum=10_000,
-    )
+    limit: int = setting(50, "the newest of each region", "COUNT", minimum=1, maximum=10_000)
 
     def __post_init__(self) -> None:
         """Raises UserError for malformed labels."""
@@ -145,28 +131,17 @@ JOBS = verb_usage(
 
 def jobs(
     region: str | Sequence[str] | None = None,
-    project: str | None = None,
-    state: str | None = None,
-    labels: Mapping[str, str] | None = None,
-    limit: int = 50,
     stream: TextIO | None = None,
     session: Session = SESSION,
+    **options: Value,
 ) -> list[JobStatus]:
-    """Returns the `limit` newest jobs of each region, only those in `state`, such as "RUNNING", and
-    with `labels`.
+    """Returns the newest jobs of each region. `options`: fields of JobsOptions, such as
+    state="RUNNING" or limit.
 
     Also cancels duplicates, second jobs that were created because a response was lost, and prints
     so on `stream`.
     """
-    keywords = {
-        "region": region,
-        "project": project,
-        "state": state,
-        "labels": labels,
-        "limit": limit,
-    }
-    given = {name: value for name, value in keywords.items() if value is not None}
-    asked = read_options(JobsOptions, given, JOBS)
+    asked = call_verb(JobsOptions, (), {"region": region, **options}, None, JOBS).options
     with printed_on(stream):
         return [status for _, newest, _ in jobs_by_region(asked, session) for status in newest]
 
@@ -177,9 +152,8 @@ def jobs_by_region(
     """Yields, for each region, its name, the jobs that `jobs` returns for it, and the number of all
     its jobs."""
     newest_sent = find_attempt("")
-    project = needed_project(
-        read_project(asked.project) or (newest_sent[1].project if newest_sent else "")
-    )
+    project = read_project(asked.project)
+    project = project or needed_project(newest_sent[1].project if newest_sent else "")
     for region in _regions(asked.region) or [needed_region("")]:
         backend = session.open(asked.backend, project, region)
         with api_errors(backend.gcp):

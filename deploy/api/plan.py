@@ -8,16 +8,17 @@ from them.
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from deploy.api.request import Value, VerbRequest, call_verb, verb_usage
 from deploy.api.submit import SubmitOptions, prepare_submission
 from deploy.base.console import printed_on, say, tell
-from deploy.base.options import seconds
+from deploy.base.options import options_class, seconds
 from deploy.job.options import JobOptions
 from deploy.job.workload import tracker_packages
 from deploy.packaging.distributions import requirements
@@ -42,20 +43,26 @@ from deploy.platform import buckets
 from deploy.platform.automatic_image import automatic_image
 from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.report.collection import collect
-from deploy.report.formatting import dollars, html_table, markdown_table, money, terminal_table
+from deploy.report.formatting import (
+    dollars,
+    grouped,
+    html_table,
+    markdown_table,
+    money,
+    terminal_table,
+)
 from deploy.tiers.gcp_config import (
     GcpConfig,
     checked_address,
     needed_project,
     needed_region,
-    read_project,
 )
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import STRATEGIES, load_tier, read_tiers, tier_names
 from trainer.base.errors import UserError
 from trainer.base.run_files.job_files import RESULT
 from trainer.base.run_files.plan_file import StepPlan, plan_key, read_plan
-from trainer.base.settings.fields import read_options, setting, setting_of
+from trainer.base.settings.fields import setting, setting_of
 from trainer.base.settings.request import Overrides
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import expanded, make_writable
@@ -89,8 +96,7 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
     return front
 
 
-@dataclass(frozen=True)
-class OfferChoice:
+class OfferChoice(NamedTuple):
     """Holds a tier under a scheduling strategy, with the hours and the USD of the whole job."""
 
     tier: str
@@ -144,11 +150,9 @@ class Plan:
         Raises UserError if there is none.
         """
         limits = {"within": within, "budget": budget}
-        options = read_options(
-            PlanOptions, {name: limit for name, limit in limits.items() if limit is not None}, USAGE
-        )
-        hours = float("inf") if options.within is None else options.within / 3600
-        most = float("inf") if options.budget is None else options.budget
+        options = call_verb(PlanOptions, (), limits, None, USAGE).options
+        hours = (options.within or math.inf) / 3600
+        most = options.budget or math.inf
         for end in ("high", "middle"):
             for of_tier, offer in likely(self.offers):  # the cheapest first
                 if getattr(offer.hours_until_end, end) <= hours and getattr(offer.usd, end) <= most:
@@ -302,28 +306,18 @@ class Plan:
             " to get machines is not included, nor are saving and evaluation where no run shows"
             " them."
         )
-        installing = [
-            forecast.install_seconds
-            for forecast in self.forecasts
-            if forecast.install_seconds.middle
-        ]
-        if installing:
-            most = max(installing, key=lambda seconds: seconds.middle).times(1 / 60)
+        if any(forecast.install_seconds.middle for forecast in self.forecasts):
             yield (
                 "Hours and USD include the minutes in which each job installs TensorFlow first (a"
-                f" guess: up to {most.text()}); an image of your own (python -m deploy image) saves"
-                " them."
+                " guess); an image of your own (python -m deploy image) saves them."
             )
         yield (
             f"Spot: {PREEMPTIONS_PER_HOUR:g} preemptions an hour, a guess, each of which loses half"
             f" of the time between checkpoints, and {RESTART_SECONDS / 60:.0f} minutes; up to twice"
             " as many."
         )
-        tiers: dict[str, list[str]] = {}
-        for of_tier in self.forecasts:
-            for problem in of_tier.problems:
-                tiers.setdefault(problem, []).append(of_tier.tier)
-        yield from (f"{', '.join(names)}: {problem}" for problem, names in tiers.items())
+        pairs = ((problem, each.tier) for each in self.forecasts for problem in each.problems)
+        yield from (f"{names}: {problem}" for problem, names in grouped(pairs).items())
 
 
 def _cells(forecast: Forecast, offer: PricedEstimate | None, efficient: bool) -> list[str]:
@@ -341,44 +335,44 @@ def _cells(forecast: Forecast, offer: PricedEstimate | None, efficient: bool) ->
     ]
 
 
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class PlanOptions:
     """Holds the options of `plan`."""
 
     tiers: tuple[str, ...] = setting(
         (),
         "bare names of job_configs/, as l4x4, or your own files (default: all of job_configs/)",
-        metavar="TIER",
+        "TIER",
         positional=True,
     )
     from_: tuple[str, ...] = setting(
         (),
         "job directory of a run, or a comparison, local or gs://: times come from it",
-        metavar="DIR",
+        "DIR",
         repeated=True,
     )
     measure: str = setting(
         "",
         "first run some steps there, as a job for at most --max_cost, and plan from them; "
         "what was measured before is not paid for again",
-        metavar="TIER",
+        "TIER",
     )
-    plan: str = setting("", "a plan of `python -m trainer.plan --out=FILE`", metavar="FILE")
+    plan: str = setting("", "a plan of `python -m trainer.plan --out=FILE`", "FILE")
     within: float | None = setting(
-        None, "name the cheapest that ends within, as 8h or 2d", metavar="TIME", read=seconds
+        None, "name the cheapest that ends within, as 8h or 2d", "TIME", read=seconds
     )
     budget: float | None = setting(
         None,
         "name the fastest that costs at most so much",
-        metavar="USD",
+        "USD",
         unit="USD",
         above=0,
         maximum=999_999,
     )
     fit: bool = setting(False, FIT)
-    prices: str = setting("", "YAML of your own prices, in USD an hour", metavar="FILE")
+    prices: str = setting("", "YAML of your own prices, in USD an hour", "FILE")
     price_per_hour: Mapping[str, float] = setting(
-        {}, "the price of all machines of a tier", metavar="TIER=USD", repeated=True, above=0
+        {}, "the price of all machines of a tier", "TIER=USD", repeated=True, above=0
     )
     package: str = setting_of(JobOptions, "package")
     # For the job that --measure sends:
@@ -475,9 +469,7 @@ def plan_by_options(
     code = packages_with(asked.package) if built or asked.image == AUTO else []
     images = dict.fromkeys((False, True), asked.image)
     if asked.image == AUTO:
-        gcp = GcpConfig(
-            needed_project(read_project(asked.project)), needed_region(asked.region), ""
-        )
+        gcp = GcpConfig(needed_project(asked.project), needed_region(asked.region), "")
         for gpus in {tier.accelerators > 0 for tier in specs}:
             needed = [*requirements(gpus), *tracker_packages(config.track)]
             needed += [line for package in code for line in package.requires]

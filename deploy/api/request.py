@@ -11,11 +11,7 @@ from deploy.job.options import CodeOptions
 from deploy.job.script import read_script
 from deploy.job.workload import Program
 from trainer.base.errors import UserError
-from trainer.base.settings.fields import (
-    Usage,
-    fields_of,
-    nearest,
-)
+from trainer.base.settings.fields import Usage, fields_of, nearest
 from trainer.base.settings.request import (
     NAMING,
     Overrides,
@@ -28,17 +24,7 @@ from trainer.base.storage import expanded
 
 Options = TypeVar("Options")
 OptionsOfVerb = TypeVar("OptionsOfVerb", covariant=True)
-Value = (
-    str
-    | PathLike[str]
-    | int
-    | float
-    | bool
-    | None
-    | Sequence[str]
-    | Mapping[str, Any]
-    | Mapping[int, float]
-)
+Value = PathLike[str] | float | None | Sequence[str] | Mapping[Any, Any]
 # The flags that --help of submit and of compare shows; --help=all shows the rest.
 USUAL = (
     "project",

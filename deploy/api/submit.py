@@ -1,7 +1,6 @@
 """Submits jobs: checks the options, describes the job and what it costs, and prepares what sends
 and follows it."""
 
-import dataclasses
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -10,6 +9,7 @@ from typing import Any, TextIO
 
 from deploy.api.request import USUAL, Value, VerbRequest, call_verb, verb_usage
 from deploy.base.console import printed_on, say
+from deploy.base.options import options_class
 from deploy.job.cost import cost_confirmation, format_duration, price_and_limit
 from deploy.job.fallback import SubmittedJob
 from deploy.job.job import Job
@@ -35,16 +35,9 @@ NOTHING_SENT = (
     "nothing was sent: the same command without --dry_run checks login, bucket, data and quota, and"
     " sends it"
 )
-# Flags after which nobody follows the job, so that no other tier or region can be tried, and why,
-# for the error.
-_WHY_ONE_PLACE = {
-    "detach": "whether it has machines is known only later",
-    "spec": "a spec has one job",
-    "out": "a spec has one job",
-}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@options_class
 class SubmitOptions(JobOptions):
     """Holds the options of `submit`."""
 
@@ -52,29 +45,28 @@ class SubmitOptions(JobOptions):
         (),
         "a file such as job_configs/l4x4.yaml, or its bare name, l4x4; of several "
         "the next is tried where there are no machines",
-        metavar="TIER",
+        "TIER",
         positional=True,
     )
     region: str = setting(
         "",
         "as us-central1 (default: gcloud's ai/region); of several the next is tried where there are"
         " no machines",
-        metavar="NAME,NAME",
+        "NAME,NAME",
     )
-    machine_type: str = setting("", "a machine instead of a TIER, as g2-standard-4", metavar="NAME")
-    accelerator: str = setting("", "its accelerators, as NVIDIA_L4:1", metavar="NAME[:COUNT]")
-    name: str = setting("", "display name (default: recipe, tier and time)", metavar="TEXT")
+    machine_type: str = setting("", "a machine instead of a TIER, as g2-standard-4", "NAME")
+    accelerator: str = setting("", "its accelerators, as NVIDIA_L4:1", "NAME[:COUNT]")
+    name: str = setting("", "display name (default: recipe, tier and time)", "TEXT")
     tensorboard_instance: str = setting(
         "",
         "the TensorBoard of Vertex AI that shows the job's logs/: its full name or id"
         " (docs/permissions.md)",
-        metavar="NAME",
+        "NAME",
     )
     disable_retries: bool = setting(False, "no restart on failure, as measurements need it")
     fit: bool = setting(False, FIT)
     check: bool = setting(
-        False,
-        "check the tier's GPUs (trainer.check --on_gpus) instead of training: some minutes",
+        False, "check the tier's GPUs (trainer.check --on_gpus) instead of training: some minutes"
     )
     detach: bool = setting(False, "do not follow the job once it is submitted")
     again: bool = setting(False, "send another job although one of the same command runs")
@@ -82,7 +74,7 @@ class SubmitOptions(JobOptions):
         "",
         "make the model a version of NAME in the Model Registry when the job has ended well"
         " (docs/serving.md)",
-        metavar="NAME",
+        "NAME",
     )
 
 
@@ -141,25 +133,36 @@ def prepare_submission(
                 "--register needs a training that is followed to its end: drop --detach, --spec,"
                 " --out, --check or --script"
             )
-        register = (
-            checked_name(asked.register),
-            serving_image("" if installs(asked.image) else asked.image),
-        )
+        image = "" if installs(asked.image) else asked.image
+        register = (checked_name(asked.register), serving_image(image))
     if asked.check and not program.values.keys() & {"recipe", "model"}:
         # a small recipe, whose data come with the package
         program = program.replace(recipe="wgan_gp_digits")
     jobs = _candidates(asked, program, unfollowed)
     memory = memory_lines([] if asked.check else [job.workload for job in jobs], force=asked.force)
-    confirmation = partial(
-        cost_confirmation, [job.tier for job in jobs], planned_usd(jobs), asked, alternatives=True
-    )
-    sources = list(
-        dict.fromkeys(package.uri(job.gcp.bucket) for job in jobs for package in job.packages)
-    )
-    record = Submission(
-        jobs[0].submission, command=request.command, sources=sources, detached=asked.detach
-    )
-    return SubmittedJob(jobs, record, session, [*describe(jobs), *memory], confirmation, register)
+    uris = dict.fromkeys(package.uri(job.gcp.bucket) for job in jobs for package in job.packages)
+    about = [*describe(jobs), *memory]
+    return submission_of(jobs, about, [*uris], request.command, asked, session, register)
+
+
+def submission_of(
+    jobs: Sequence[Job],
+    about: Sequence[str],
+    sources: list[str],
+    command: str,
+    asked: Any,
+    session: Session,
+    register: tuple[str, str] = ("", ""),
+) -> SubmittedJob:
+    """Returns the submission of one of these checked jobs.
+
+    `about`, `register`, `sources`: as of SubmittedJob and of Submission; `asked`: the options of
+        the command.
+    """
+    tiers = [job.tier for job in jobs]
+    confirmation = partial(cost_confirmation, tiers, planned_usd(jobs), asked, alternatives=True)
+    record = Submission(jobs[0].submission, [], command, sources, asked.detach)
+    return SubmittedJob(jobs, record, session, about, confirmation, register)
 
 
 def packages_of(asked: JobOptions, program: Program) -> Sequence[Package]:
@@ -171,29 +174,19 @@ def packages_of(asked: JobOptions, program: Program) -> Sequence[Package]:
     check_image(asked.image)
     own_image = asked.image != "" and not installs(asked.image)
     if isinstance(program, Script):
-        return [
-            program.package(),
-            *(packages_with("") if program.launched and not own_image else []),
-        ]
+        ours = packages_with("") if program.launched and not own_image else []
+        return [program.package(), *ours]
     if own_image and asked.package:
         raise UserError(
             "--image and --package contradict each other: build the package into the image"
         )
-    packages = (
-        []
-        if own_image
-        else packages_with(asked.package, asked.max_package_mb, asked.include, force=asked.force)
-    )
-    archives = [
-        CodeArchive(
-            f"{package.name}-data",
-            "0",
-            {f"code/{name}": path for name, path in package.data.items()},
-        )
-        for package in packages
-        if package.data
-    ]
-    return [*packages, *archives]
+    if own_image:
+        return []
+    packages = packages_with(asked.package, asked.max_package_mb, asked.include, force=asked.force)
+    for package in packages[:1]:  # the user's, if there is one
+        if files := {f"code/{name}": path for name, path in package.data.items()}:
+            packages.append(CodeArchive(f"{package.name}-data", "0", files))
+    return packages
 
 
 def new_submission() -> str:
@@ -223,7 +216,8 @@ def _candidates(asked: SubmitOptions, program: Program, unfollowed: str) -> list
     regions = regions_in(asked.region)
     if unfollowed and len(tiers) * len(regions) > 1:
         raise UserError(
-            f"--{unfollowed} is for one tier in one region: {_WHY_ONE_PLACE.get(unfollowed)}"
+            f"--{unfollowed} is for one tier in one region: a spec has one job, and of a job that"
+            " is not followed nobody knows whether it has machines"
         )
     jobs = list[Job]()
     left_out = list[tuple[str, NoMachines]]()
@@ -275,7 +269,7 @@ def describe(jobs: Sequence[Job]) -> list[str]:
     for job in jobs:
         place = f"{job.name}: {job.tier.machine} in {job.gcp.region}, {job.tier.strategy}"
         place += f", of the persistent resource {job.tier.resource}" if job.tier.resource else ""
-        wait = job.tier.spec.get("scheduling", {}).get("maxWaitDuration")
+        wait = job.tier.scheduling.get("maxWaitDuration")
         lines.append(
             f"{place}{f', waits for machines for {wait} at most (--max_wait)' if wait else ''}"
         )
@@ -291,24 +285,18 @@ def describe(jobs: Sequence[Job]) -> list[str]:
     lines += [f"{job.tier.name}: {price_and_limit(job.tier)}" for job in jobs]
     for job in jobs:
         if job.tier.strategy == "SPOT":
-            then = (
-                "ends"
-                if job.spec.get("scheduling", {}).get("disableRetries")
-                else "starts again on others"
-            )
+            ends = job.tier.scheduling.get("disableRetries")
+            then = "ends" if ends else "starts again on others"
             lines.append(f"Google may take SPOT machines away: the job then {then}")
         stop = read_limits({LIMITS: job.limits or "{}"})
         if stop.idle_s:
-            lines.append(
-                f"{job.tier.name}: ends itself if all GPUs are idle for"
-                f" {format_duration(stop.idle_s)}"
-            )
+            idle = format_duration(stop.idle_s)
+            lines.append(f"{job.tier.name}: ends itself if all GPUs are idle for {idle}")
         if stop.over_s:
-            times = f"{stop.factor:g} times the upper end of its plan"
-            lines.append(
-                f"{job.tier.name}: saves and ends itself after {format_duration(stop.over_s)},"
-                f" {times}"
+            after = (
+                f"{format_duration(stop.over_s)}, {stop.factor:g} times the upper end of its plan"
             )
+            lines.append(f"{job.tier.name}: saves and ends itself after {after}")
     limits = [job.tier.most_usd for job in jobs]
     if len(jobs) > 1 and None not in limits:
         lines.append(

@@ -1,6 +1,16 @@
-"""Reads options that are written with a unit: times, as 30m."""
+"""Makes classes of options, and reads those that are written with a unit: times, as 30m."""
 
+import dataclasses
 import re
+from typing import TypeVar, dataclass_transform
+
+Options = TypeVar("Options")
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def options_class(kind: type[Options]) -> type[Options]:
+    """Makes a class whose fields are options a frozen dataclass of keywords."""
+    return dataclasses.dataclass(frozen=True, kw_only=True)(kind)
 
 
 class Seconds(float):

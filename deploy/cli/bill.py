@@ -8,12 +8,12 @@ one without any is said to have none.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from deploy.api.jobs import JobsOptions, attach
 from deploy.api.request import verb_usage
 from deploy.base.console import say
+from deploy.base.options import options_class
 from deploy.cli.output import JSON, write_document
 from deploy.job.ledger import Attempt, attempt_label, find_attempt, find_elsewhere
 from deploy.platform.errors import api_errors, billing_errors
@@ -38,7 +38,7 @@ GROUP BY label, currency
 """
 
 
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class BillFlags:
     """Holds the flags of `bill`."""
 

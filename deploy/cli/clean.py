@@ -16,11 +16,11 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 from deploy.api.request import verb_usage
 from deploy.base.console import say
+from deploy.base.options import options_class
 from deploy.cli.output import JSON, write_document
 from deploy.job.options import JobOptions
 from deploy.platform import buckets
@@ -29,7 +29,7 @@ from deploy.platform.errors import api_errors
 from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.platform.retries import ApiError, retried
 from deploy.platform.vertex_api import FINAL_STATES, parse_time
-from deploy.tiers.gcp_config import GcpConfig, checked_address, needed_project, read_project
+from deploy.tiers.gcp_config import GcpConfig, checked_address, needed_project
 from deploy.tiers.machine_table import load_machines
 from trainer.base.errors import DONE
 from trainer.base.settings.fields import parse_options, setting, setting_of
@@ -39,7 +39,7 @@ UNUSED_S = 30 * 24 * 3600.0
 SENDING_S = 3600.0  # a submission touches its packages, and creates its job well within this time
 
 
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class CleanFlags:
     """Holds the flags of `clean`."""
 
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     args = parse_options(
         CleanFlags, arguments, verb_usage("clean", "--bucket=gs://NAME [--yes]", __doc__)
     )
-    project = needed_project(read_project(args.project))
+    project = needed_project(args.project)
     packages = f"{checked_address('bucket', args.bucket)}/packages/"
 
     recent = session.clock.now() - UNUSED_S

@@ -2,16 +2,16 @@
 flag]`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from deploy.api.compare import USAGE, CompareOptions, compare_by_options
 from deploy.api.request import parse_verb
+from deploy.base.options import options_class
 from deploy.cli.output import JSON, write_document
 from deploy.platform.gcloud_and_sdk import SESSION, Session
 from trainer.base.settings.fields import setting
 
 
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class CompareFlags(CompareOptions):
     """Holds the flags of `compare`."""
 

@@ -1,11 +1,11 @@
 """Looks at what a job needs in Google Cloud before the first one is sent: `python -m deploy doctor
 [TIER …]`."""
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 
 from deploy.api.request import verb_usage
 from deploy.base.console import say
+from deploy.base.options import options_class
 from deploy.cli.output import JSON, write_document
 from deploy.job.options import JobOptions
 from deploy.platform.errors import describe_error
@@ -26,7 +26,7 @@ USAGE = verb_usage(
 )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@options_class
 class DoctorFlags:
     """Holds the flags of `doctor`."""
 
@@ -34,8 +34,8 @@ class DoctorFlags:
         (), "tiers whose quota is looked at", metavar="TIER", positional=True
     )
     project: str = setting_of(JobOptions, "project")
-    region: str = setting("", "as us-central1 (default: gcloud's ai/region)", metavar="NAME")
-    bucket: str = setting("", "the bucket of the jobs, as gs://NAME", metavar="gs://NAME")
+    region: str = setting("", "as us-central1 (default: gcloud's ai/region)", "NAME")
+    bucket: str = setting("", "the bucket of the jobs, as gs://NAME", "gs://NAME")
     json: bool = JSON
 
 

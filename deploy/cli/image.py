@@ -7,10 +7,10 @@ import shutil
 import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.api.request import verb_usage
+from deploy.base.options import options_class
 from deploy.job.options import JobOptions
 from deploy.packaging.images import BuiltImage, remember
 from deploy.packaging.packages import packages_with, write_copy
@@ -28,7 +28,7 @@ USAGE = verb_usage(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class ImageFlags:
     """Holds the flags of `image`."""
 

@@ -3,15 +3,15 @@
 
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from deploy.api.jobs import JOBS, JobsOptions, attach, jobs_by_region
 from deploy.api.request import verb_usage
 from deploy.base.console import agrees, say, tell
-from deploy.base.options import seconds
+from deploy.base.options import options_class, seconds
 from deploy.cli.output import JSON, write_document
 from deploy.job.cost import describe_run
+from deploy.job.vertex_job import VertexJob
 from deploy.job.watching import LiveLines, show
 from deploy.platform.errors import exit_code
 from deploy.platform.gcloud_and_sdk import SESSION, Session
@@ -22,21 +22,21 @@ from trainer.base.errors import DONE, INTERRUPTED, UserError
 from trainer.base.settings.fields import parse_options, setting, setting_of
 
 
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class JobsFlags(JobsOptions):
     """Holds the flags of `jobs`."""
 
     json: bool = JSON
 
 
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class JobFlags:
     """Holds the flags that name a job, as `attach` takes them."""
 
     job: str = setting(
         "",
         "its name, display name, number or submission (default: the last)",
-        metavar="JOB",
+        "JOB",
         positional=True,
     )
     project: str = setting_of(JobsOptions, "project")
@@ -44,26 +44,30 @@ class JobFlags:
         "",
         "where to look for it (default: gcloud's ai/region, and those of the submissions from this"
         " folder)",
-        metavar="NAME,NAME",
+        "NAME,NAME",
     )
     backend: str = setting_of(JobsOptions, "backend")
     json: bool = JSON
 
+    def attached(self, session: Session) -> VertexJob:
+        """Returns the job that the flags name."""
+        return attach(self.job, self.project, self.region, self.backend, session)
 
-@dataclass(frozen=True, kw_only=True)
+
+@options_class
 class LogsFlags(JobFlags):
     """Holds the flags of `logs`."""
 
-    tail: int = setting(0, "only the newest lines", metavar="COUNT", minimum=1, maximum=1_000_000)
+    tail: int = setting(0, "only the newest lines", "COUNT", minimum=1, maximum=1_000_000)
     worker: str = setting(
         "",
         "only of one worker: 0 is the chief; or as Vertex AI calls it, as workerpool1-0",
-        metavar="NUMBER",
+        "NUMBER",
     )
-    since: float = setting(0.0, "only of the last 10m, 2h or 1d", metavar="TIME", read=seconds)
+    since: float = setting(0.0, "only of the last 10m, 2h or 1d", "TIME", read=seconds)
 
 
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class CancelFlags(JobFlags):
     """Holds the flags of `cancel`."""
 
@@ -76,12 +80,8 @@ def run_jobs(arguments: Sequence[str], session: Session = SESSION) -> int:
     statuses: list[JobStatus] = []
     for region, newest, count in jobs_by_region(args, session):
         statuses += newest
-        header = "created (UTC)     state      time         cost  name  job"
-        say(
-            header
-            if newest
-            else f"no {f'{args.state} ' if args.state else ''}jobs of this package in {region}"
-        )
+        none = f"no {args.state} jobs of this package in {region}".replace("  ", " ")
+        say("created (UTC)     state      time         cost  name  job" if newest else none)
         for status in newest:
             created = datetime.fromtimestamp(status.created or 0.0, UTC).strftime("%Y-%m-%d %H:%M")
             ran, cost = describe_run(status, session.clock.now())
@@ -114,8 +114,7 @@ def run_watch(arguments: Sequence[str], session: Session = SESSION) -> int:
     args = parse_options(JobFlags, arguments, verb_usage("watch", "[JOB]", summary))
 
     with on_signals(signal.default_int_handler, signal.SIGTERM):
-        job = attach(args.job, args.project, args.region, args.backend, session)
-        status = job.follow(
+        status = args.attached(session).follow(
             (lambda line: write_document(args, "watch", line=line)) if args.json else show
         )
     code = exit_code(status) if status else INTERRUPTED
@@ -127,7 +126,7 @@ def run_logs(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Prints the log of a job that runs or has ended, and does not follow it."""
     summary = "Prints the log of a job so far, and ends; `watch` follows it."
     args = parse_options(LogsFlags, arguments, verb_usage("logs", "[JOB] [--tail=COUNT]", summary))
-    job = attach(args.job, args.project, args.region, args.backend, session)
+    job = args.attached(session)
     lines = job.logs(args.tail, args.worker, args.since)
     for line in lines:
         write_document(args, "logs", line=line)
@@ -152,7 +151,7 @@ def run_cancel(arguments: Sequence[str], session: Session = SESSION) -> int:
         if not (args.yes or agrees(question)):
             raise UserError("not cancelled: answer y, or use --yes")
 
-    job = attach(args.job, args.project, args.region, args.backend, session)
+    job = args.attached(session)
     status = job.stop(confirm)
     say(f"{job.name}: {status.state}")
     write_document(args, "cancel", status=status, exit_code=DONE)

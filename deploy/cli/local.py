@@ -11,23 +11,26 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 from deploy.api.request import parse_verb, verb_usage
+from deploy.base.options import options_class
 from deploy.job.options import CodeOptions
-from deploy.job.workload import Training, workload_on
+from deploy.job.workload import ScriptRun, Training, workload_on
 from deploy.packaging.packages import user_package, write_copy
 from deploy.platform.local import LocalJob, LocalProgram, local_workers, on_signals
+from deploy.tiers.spec_rules import task_of
 from deploy.tiers.tier import ROOT, load_tier
 from trainer.base.errors import DONE, UserError
-from trainer.base.run_files.job_files import CHECKPOINTS, step_of
+from trainer.base.run_files.job_directory import open_job_dir
+from trainer.base.run_files.job_files import CHECKPOINTS, mapping, read_run_info, step_of
 from trainer.base.settings.fields import setting
 from trainer.base.settings.request import Overrides
-from trainer.base.storage import local_path
+from trainer.base.storage import local_path, make_writable
 
 
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class LocalFlags(CodeOptions):
     """Holds the flags of `local`."""
 
@@ -39,7 +42,7 @@ class LocalFlags(CodeOptions):
     restarts: int = setting(
         0,
         "how often a worker that fails is started again (default: 0; on Vertex AI: 5)",
-        metavar="COUNT",
+        "COUNT",
         minimum=0,
         maximum=100,
     )
@@ -54,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
     program = request.program
     tier = load_tier(request.options.spec, "")
     # A script's spec has no code of this machine: the trainer would run in the script's place.
-    for variable in tier.spec["workerPoolSpecs"][0].get("containerSpec", {}).get("env", []):
+    for variable in task_of(tier.spec["workerPoolSpecs"][0]).get("env", []):
         if (
             isinstance(program, Overrides)
             and variable["name"] == "TRAINER_START"
@@ -65,10 +68,20 @@ def main(arguments: Sequence[str]) -> int:
                 " --script=FILE"
             )
     workload = workload_on(tier, program)
-    trains = isinstance(workload, Training) or workload.script.launched
+    config = workload.trained
     job_id = f"local-{time.strftime('%Y%m%d-%H%M%S')}"
     job_dir = local_path(workload.job_dir, "job_dir") if workload.job_dir else Path("runs") / job_id
-    workload.check_folder(job_dir)  # fails here rather than in workers that wait for each other
+    # A folder that is not writable, or holds another run, is refused here rather than in workers
+    # that wait for each other.
+    if config:
+        open_job_dir(replace(config, job_dir=str(job_dir)), lock=False)
+    elif isinstance(workload, ScriptRun):
+        make_writable(job_dir, "job_dir")
+        info, _ = read_run_info(job_dir)
+        name = workload.script.name
+        held = mapping(info, "config").get("script", "a recipe" if info else name)
+        if held != name:
+            raise UserError(f"job_dir={job_dir}: it holds a run of {held}: use another --job_dir")
     folder = job_dir.absolute()
     what = workload.local_program(folder)
     # its modules are found in a copy of what goes along
@@ -85,7 +98,7 @@ def main(arguments: Sequence[str]) -> int:
     first: dict[str, str] = {}
 
     def print_line(worker: str, line: str) -> None:
-        if not trains or first.setdefault(line, worker) == worker:
+        if not config or first.setdefault(line, worker) == worker:
             # in one write: lines of two threads would mix
             print(f"[{worker}] {line}\n", end="", flush=True)
 
@@ -111,4 +124,4 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{outcome.error or 'interrupted'}: the same command {again} {resumes}")
     elif outcome.error:
         print(f"error: {outcome.error}", file=sys.stderr)
-    return outcome.code if trains else outcome.status or outcome.code
+    return outcome.code if config else outcome.status or outcome.code

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from deploy.api.request import verb_usage
 from deploy.base.console import say
+from deploy.base.options import options_class
 from deploy.cli.output import JSON, write_document
 from deploy.job.options import JobOptions
 from deploy.report.formatting import terminal_table
@@ -14,7 +15,7 @@ from trainer.base.errors import DONE
 from trainer.base.settings.fields import parse_options, setting, setting_of
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@options_class
 class MachinesFlags:
     """Holds the flags of `machines`."""
 

@@ -2,11 +2,11 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from deploy.api.plan import USAGE, PlanOptions, plan_by_options
 from deploy.api.request import parse_verb
 from deploy.base.console import say
+from deploy.base.options import options_class
 from deploy.cli.output import JSON, write_document
 from deploy.platform.gcloud_and_sdk import SESSION, Session
 from trainer.base.errors import DONE
@@ -14,11 +14,11 @@ from trainer.base.settings.fields import setting
 from trainer.base.storage import local_path, write_whole
 
 
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class PlanCommand(PlanOptions):
     """Holds the flags of `plan`."""
 
-    out: str = setting("runs/plan", "folder for plan.md and forecast.json", metavar="FOLDER")
+    out: str = setting("runs/plan", "folder for plan.md and forecast.json", "FOLDER")
     all: bool = setting(False, "print every tier, and not only those that no other beats")
     dry_run: bool = setting(False, "show the job of --measure, and plan without it")
     json: bool = JSON

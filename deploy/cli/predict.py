@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from functools import partial
 
 from deploy.api.request import ANSWERS, verb_usage
-from deploy.api.submit import SubmitOptions, check_wait, describe, new_submission
+from deploy.api.submit import SubmitOptions, check_wait, describe, new_submission, submission_of
+from deploy.base.options import options_class
 from deploy.cli.output import JSON
 from deploy.cli.submit import send_and_follow
-from deploy.job.cost import cost_confirmation
-from deploy.job.fallback import SubmittedJob
-from deploy.job.ledger import Submission
-from deploy.job.options import JobOptions
+from deploy.job.options import CodeOptions, JobOptions
 from deploy.job.spec import machine_spec
 from deploy.job.workload import Prediction
 from deploy.planning.paid_jobs import paid_job
@@ -26,14 +24,13 @@ from deploy.tiers.gcp_config import (
     checked_address,
     needed_project,
     needed_region,
-    read_project,
 )
 from deploy.tiers.tier import load_tier
 from trainer.base.errors import UserError
 from trainer.base.settings.fields import fields_of, flag_name, parse_options, setting, setting_of
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@options_class
 class PredictFlags(JobOptions):
     """Holds the flags of `predict`, and options of other jobs at their defaults."""
 
@@ -58,20 +55,12 @@ class PredictFlags(JobOptions):
 
 
 _NOT_OF_PREDICT = (
+    *fields_of(CodeOptions),
     "bucket",
-    "package",
-    "max_package_mb",
-    "include",
-    "script",
-    "module",
-    "as_is",
-    "launch",
-    "no_check",
     "image",
     "stop_if_idle",
     "stop_if_over",
     "plan",
-    "force",
     "secret",
 )
 USAGE = verb_usage(
@@ -87,7 +76,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     args = parse_options(PredictFlags, arguments, USAGE, *names)
     rows = checked_address("rows", args.rows)
     out = checked_address("out", args.out)
-    gcp = GcpConfig(needed_project(read_project(args.project)), needed_region(args.region), out)
+    gcp = GcpConfig(needed_project(args.project), needed_region(args.region), out)
     tier = load_tier(args.tier, args.prices, partial(machine_spec, args))
     if tier.workers > 1 or tier.accelerators > 1:
         raise UserError(
@@ -105,10 +94,5 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     job = paid_job(work, gcp, options, new_submission())
     words = [word for word in arguments if flag_name(word) not in ANSWERS]
     command = shlex.join([*USAGE.program.split(), *words])
-    record = Submission(
-        job.submission, command=command, sources=[str(version)], detached=args.detach
-    )
-    confirmation = partial(cost_confirmation, [job.tier], [None], args, alternatives=True)
-    return send_and_follow(
-        SubmittedJob([job], record, session, describe([job]), confirmation), args, "predict"
-    )
+    submission = submission_of([job], describe([job]), [str(version)], command, args, session)
+    return send_and_follow(submission, args, "predict")

@@ -9,13 +9,13 @@ guessed.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache, partial
 from typing import Any, NamedTuple
 
 from deploy.api.request import verb_usage
 from deploy.base.console import say
+from deploy.base.options import options_class
 from deploy.cli.output import JSON, write_document
 from deploy.job.options import JobOptions
 from deploy.platform.errors import billing_errors
@@ -155,12 +155,12 @@ def price_of(parts: Iterable[Part], skus: Sequence[Sku], kind: str) -> tuple[flo
     return total, ", ".join(identifiers)
 
 
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class PricesFlags:
     """Holds the flags of `prices`."""
 
     region: str = setting_of(JobOptions, "region")
-    out: str = setting("prices.yaml", "the price file", metavar="FILE")
+    out: str = setting("prices.yaml", "the price file", "FILE")
     json: bool = JSON
 
 

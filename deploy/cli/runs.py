@@ -3,10 +3,10 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from deploy.api.compare import CompareOptions, read_comparison
 from deploy.api.request import verb_usage
+from deploy.base.options import options_class
 from deploy.cli.output import JSON, write_document
 from deploy.comparison import tracked_runs
 from deploy.job.options import JobOptions
@@ -15,13 +15,13 @@ from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.platform.model_registry import checked_name, read_registration, register_run
 from deploy.report.collection import report_folder
 from deploy.report.html_page import write_report
-from deploy.tiers.gcp_config import GcpConfig, needed_project, needed_region, read_project
+from deploy.tiers.gcp_config import GcpConfig, needed_project, needed_region
 from trainer.base.errors import DONE, UserError
 from trainer.base.settings.fields import parse_options, setting, setting_of
 from trainer.base.storage import is_remote, local_path
 
 
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class ReportFlags:
     """Holds the flags of `report`."""
 
@@ -34,14 +34,14 @@ class ReportFlags:
         "",
         "folder of the report (default: a comparison's own, else report/ beside all runs; of a"
         " bucket runs/report)",
-        metavar="FOLDER",
+        "FOLDER",
     )
     baseline: str = setting_of(CompareOptions, "baseline")
     price_per_hour: Mapping[str, float] = setting_of(CompareOptions, "price_per_hour")
     json: bool = JSON
 
 
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class TrackFlags:
     """Holds the flags of `track`."""
 
@@ -55,7 +55,7 @@ class TrackFlags:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class RegisterFlags:
     """Holds the flags of `register`."""
 
@@ -63,11 +63,11 @@ class RegisterFlags:
         meaning="a job directory whose run is done; also at gs://", metavar="RUN", positional=True
     )
     name: str = setting(meaning="the model, of which this becomes a version", metavar="NAME")
-    alias: str = setting("", "move this alias to the version, as champion", metavar="ALIAS")
+    alias: str = setting("", "move this alias to the version, as champion", "ALIAS")
     image: str = setting(
         "",
         "the image that serves it (default: the one that `image` built in this folder)",
-        metavar="URI",
+        "URI",
     )
     project: str = setting_of(JobOptions, "project")
     region: str = setting_of(JobOptions, "region")
@@ -122,9 +122,7 @@ def run_register(arguments: Sequence[str], session: Session = SESSION) -> int:
             f"alias={args.alias}: use letters, digits and -, 2 to 128, a small letter first, as"
             " champion"
         )
-    gcp = GcpConfig(
-        needed_project(read_project(args.project)), needed_region(args.region), args.bucket
-    )
+    gcp = GcpConfig(needed_project(args.project), needed_region(args.region), args.bucket)
     registration = read_registration(args.run, name, args.image, gcp)
     if args.dry_run:
         print(f"POST projects/{gcp.project}/locations/{gcp.region}/models:upload")

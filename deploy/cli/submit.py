@@ -5,12 +5,12 @@ import shlex
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from deploy.api.request import parse_verb
 from deploy.api.submit import NOTHING_SENT, USAGE, SubmitOptions, prepare_submission
 from deploy.base.console import say
+from deploy.base.options import options_class
 from deploy.cli.output import JSON, write_document
 from deploy.job.fallback import SubmittedJob
 from deploy.job.sending import check_resources, upload_packages
@@ -23,7 +23,7 @@ from trainer.base.settings.fields import setting
 from trainer.base.storage import local_path, make_writable, write_whole
 
 
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class SubmitFlags(SubmitOptions):
     """Holds the flags of `submit`."""
 
@@ -37,7 +37,7 @@ class SubmitFlags(SubmitOptions):
         "",
         "write the job's spec to FILE, upload its packages, print the gcloud command that sends it,"
         " and stop",
-        metavar="FILE",
+        "FILE",
     )
     json: bool = JSON
 

@@ -11,7 +11,7 @@ from http import HTTPStatus
 from deploy.base.console import consents, say
 from deploy.job.cost import CostConfirmation
 from deploy.job.job import Job
-from deploy.job.ledger import UNFINISHED, Submission, sending_alone, submissions_of, watch_hint
+from deploy.job.ledger import UNFINISHED, Submission, sending_alone, submissions, watch_hint
 from deploy.job.sending import Creation, check_resources, look_for, upload_packages
 from deploy.job.vertex_job import VertexJob
 from deploy.job.watching import PrintLine, show, watch_job, with_stop_reason
@@ -83,7 +83,9 @@ class SubmittedJob(VertexJob):
         same command runs with other sources, and nobody wants another beside it.
         """
         states = (*UNFINISHED, "SUCCEEDED") if takes_finished else UNFINISHED
-        for age, earlier in enumerate(submissions_of(self.record.command)):
+        command = self.record.command
+        sent = (record for record in submissions() if record.command == command and record.attempts)
+        for age, earlier in enumerate(sent):
             attempt = earlier.attempts[-1]
             same = earlier.sources == self.record.sources
             unseen = age == 0 and not (earlier.detached and attempt.state == "SUBMITTED")

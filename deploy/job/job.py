@@ -3,6 +3,7 @@ fail."""
 
 import dataclasses
 import getpass
+import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -10,14 +11,14 @@ from contextlib import suppress
 from deploy.job.ledger import attempt_label
 from deploy.job.options import JobOptions
 from deploy.job.spec import job_spec
-from deploy.job.workload import UNREACHABLE, ScriptRun, Training, Workload
+from deploy.job.workload import UNREACHABLE, ScriptRun, Workload, warnings
 from deploy.packaging.credentials import refuse_secret
 from deploy.packaging.images import choose_image, remembered
 from deploy.packaging.packages import Package
 from deploy.platform.vertex_api import CustomJob
 from deploy.tiers.gcp_config import GcpConfig, check_region, checked_address
 from deploy.tiers.machine_table import load_machines
-from deploy.tiers.spec_rules import check_format, check_same_region
+from deploy.tiers.spec_rules import check_format, check_same_region, task_of
 from deploy.tiers.tier import LABEL, PRICE_LABEL, USER_LABEL
 from trainer.base.errors import UserError
 from trainer.base.storage import output_address
@@ -60,8 +61,7 @@ class Job:
             check_same_region("kms_key", options.kms_key, gcp.region)
         # No secret in its variables and arguments.
         for pool in workload.tier.spec["workerPoolSpecs"]:
-            in_file = pool.get("containerSpec") or pool.get("pythonPackageSpec") or {}
-            for variable in in_file.get("env", []):
+            for variable in task_of(pool).get("env", []):
                 name = variable["name"]
                 value = variable.get("value", "")
                 refuse_secret(f"{workload.tier.name}: env {name}", name, value)
@@ -78,21 +78,33 @@ class Job:
         self.name = options.name or f"{subject}-{workload.tier.name}-{submission}"
         # The folder is named without the tier: the next one of a fallback resumes from the
         # checkpoints of the last.
-        self.output = self._output(options.name or f"{subject}-{submission}")
+        self.output = f"{gcp.bucket}/jobs/{options.name or f'{subject}-{submission}'}"
+        in_file = workload.tier.spec.get("baseOutputDirectory", {}).get("outputUriPrefix", "")
+        if workload.job_dir:
+            address = output_address(workload.job_dir, "job_dir")
+            if address is None:
+                raise UserError(
+                    f"job_dir={workload.job_dir}: {UNREACHABLE}: use --job_dir=gs://BUCKET/FOLDER,"
+                    " or drop the flag"
+                )
+            self.output = checked_address("job_dir", str(address))
+        elif in_file:
+            self.output = checked_address("baseOutputDirectory", in_file)
         # Its image: the one that was built in this folder holds the trainer, so that no script runs
         # in it.
         built = None if options.image or isinstance(workload, ScriptRun) else remembered()
         self.image = choose_image(workload.tier, options.image, built, code)
         # Its spec, its machines under that spec, and the packages that are uploaded.
-        self.spec, program = job_spec(workload, options, gcp, self.image, code, self.output, limits)
+        self.spec, self.packages, program = job_spec(
+            workload, options, gcp, self.image, code, self.output, limits
+        )
         self.tier = dataclasses.replace(workload.tier, spec=self.spec)
-        self.packages = program.packages
         of_wheels = [line for package in self.packages for line in package.requires]
-        self.requirements = (*program.preparation.get("requirements", ()), *of_wheels)
+        self.requirements = (*program.requirements, *of_wheels)
         # Lines on its image, and what may be a mistake.
         about = "" if self.image.ready else program.about
         self.about = (*filter(None, [self.image.about, about]),)
-        self.warnings = (*self._warnings(program.warnings),)
+        self.warnings = (*self._warnings(),)
 
     def named(self, submission: str, options: JobOptions | None = None) -> "Job":
         """Returns the same job as one of another submission, with other options if given."""
@@ -110,24 +122,7 @@ class Job:
             labels[PRICE_LABEL] = f"{self.tier.price_per_hour:.4f}".replace(".", "-")
         return CustomJob(self.name, self.spec, labels, self.options.kms_key)
 
-    def _output(self, folder: str) -> str:
-        """Returns the job directory: that of --job_dir, else of the tier's file, else `folder` in
-        the bucket."""
-        job_dir = self.workload.job_dir
-        in_file = self.workload.tier.spec.get("baseOutputDirectory", {}).get("outputUriPrefix", "")
-        if job_dir:
-            address = output_address(job_dir, "job_dir")
-            if address is None:
-                raise UserError(
-                    f"job_dir={job_dir}: {UNREACHABLE}: use --job_dir=gs://BUCKET/FOLDER, or drop"
-                    " the flag"
-                )
-            return checked_address("job_dir", str(address))
-        if in_file:
-            return checked_address("baseOutputDirectory", in_file)
-        return f"{self.gcp.bucket}/jobs/{folder}"
-
-    def _warnings(self, of_program: Sequence[str]) -> Iterator[str]:
+    def _warnings(self) -> Iterator[str]:
         """Yields what may be a mistake: of its price, of its program, and of its machines."""
         priced = load_machines().region
         if self.tier.price.inferred and self.gcp.region != priced:
@@ -135,14 +130,14 @@ class Job:
                 f"no price for {self.gcp.region}: that of {priced} is used: `python -m deploy"
                 f" prices --region={self.gcp.region}` asks Google, and writes a file for --prices="
             )
-        yield from of_program
-        # The notes of the machine table that concern this job, recognised by a word in each.
         work = self.workload
+        yield from warnings(work, json.dumps(self.spec))
+        # The notes of the machine table that concern this job, recognised by a word in each.
         applies = {
             "recommended": self.tier.strategy == "STANDARD" and not self.options.reservation,
             "Arm": True,
             "/gcs": "/gcs/" in str(work.arguments()),
-            "no bfloat16": isinstance(work, Training) and work.config.precision == "mixed_bfloat16",
+            "no bfloat16": work.trained and work.trained.precision == "mixed_bfloat16",
         }
         accelerator = load_machines().accelerators.get(self.tier.accelerator_type)
         for note in accelerator.note.split("; ") if accelerator else ():

@@ -117,7 +117,7 @@ def _read(path: Path) -> Submission:
 _DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
-def _read_all() -> Iterator[Submission]:
+def submissions() -> Iterator[Submission]:
     """Yields all submissions of the index, the newest first."""
     for path in sorted(SUBMISSIONS.glob("*.json"), reverse=True):
         try:
@@ -135,7 +135,7 @@ def find_attempt(
     `records`: where to look, the newest first; by default the index of this folder. Returns None if
         none has the job.
     """
-    for record in _read_all() if records is None else records:
+    for record in submissions() if records is None else records:
         for attempt in reversed(record.attempts):
             if not job or job in (
                 record.submission,
@@ -195,20 +195,6 @@ def find_elsewhere(job: str, backend: Platform) -> tuple[Submission, Attempt] | 
                 record.detached = content.get("detached", False)
         record.write()
     return known
-
-
-def sent_regions() -> list[str]:
-    """Returns the regions of all submissions from this folder, that of the newest first."""
-    return [
-        *dict.fromkeys(
-            attempt.region for record in _read_all() for attempt in reversed(record.attempts)
-        )
-    ]
-
-
-def submissions_of(command: str) -> list[Submission]:
-    """Returns the submissions of this command from this folder, the newest first."""
-    return [record for record in _read_all() if record.command == command and record.attempts]
 
 
 @contextmanager

@@ -1,10 +1,9 @@
 """Declares the options of every job, and reads labels, variables and secrets from their texts."""
 
-import dataclasses
 import re
 from collections.abc import Mapping
 
-from deploy.base.options import seconds
+from deploy.base.options import options_class, seconds
 from deploy.packaging.credentials import refuse_secret
 from deploy.packaging.images import AUTO, INSTALL, PLAIN_IMAGE
 from deploy.packaging.sources import MOST_MB
@@ -60,40 +59,34 @@ def _check_variables(flag: str, variables: Mapping[str, str]) -> None:
             )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@options_class
 class CodeOptions:
     """Holds the options that say which code of the user's runs, and what goes along with it."""
 
     package: str = setting(
-        "",
-        "a Python package of yours, or one .py file, to ship with the job",
-        metavar="PATH",
+        "", "a Python package of yours, or one .py file, to ship with the job", "PATH"
     )
     max_package_mb: int = setting(
-        MOST_MB,
-        "largest size of --package",
-        metavar="MB",
-        minimum=1,
-        maximum=100_000,
+        MOST_MB, "largest size of --package", "MB", minimum=1, maximum=100_000
     )
     include: tuple[str, ...] = setting(
         (),
         "more files that go along: of --package though git does not track them, or of a script's"
         " folder, as data/*.json",
-        metavar="GLOB",
+        "GLOB",
         repeated=True,
     )
     script: str = setting(
         "",
         "a training script of yours, with its arguments after `--`: one that calls fit is trained"
         " by trainer.launch, another runs as it is; what it imports, names and opens goes along",
-        metavar="FILE",
+        "FILE",
     )
     module: str = setting(
         "",
         "the same for a module, as `python -m` takes it; its package goes along: --package, or "
         "the folder of that name here",
-        metavar="NAME",
+        "NAME",
     )
     as_is: bool = setting(False, "run --script as it is, whatever it calls")
     launch: bool = setting(
@@ -111,7 +104,7 @@ class CodeOptions:
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@options_class
 class JobOptions(CodeOptions):
     """Holds the options of a job of Vertex AI beside its tier and program, money in USD and times
     in seconds.
@@ -121,8 +114,8 @@ class JobOptions(CodeOptions):
     describes them; other verbs keep their defaults.
     """
 
-    service_account: str = setting("", "the account that the jobs run as", metavar="EMAIL")
-    network: str = setting("", "projects/NUMBER/global/networks/NAME, peered", metavar="NAME")
+    service_account: str = setting("", "the account that the jobs run as", "EMAIL")
+    network: str = setting("", "projects/NUMBER/global/networks/NAME, peered", "NAME")
     spot: bool = setting(False, "on spot machines: cheaper, and they may be taken away")
     flex_start: bool = setting(
         False,
@@ -131,38 +124,38 @@ class JobOptions(CodeOptions):
     timeout: float | None = setting(
         None,
         "the longest time of a job, as 6h (default: the tier's)",
-        metavar="TIME",
+        "TIME",
         read=seconds,
     )
     disk_gb: int | None = setting(
         None,
         "each machine's disk (default: the tier's)",
-        metavar="GB",
+        "GB",
         minimum=100,
         maximum=64_000,
     )
     reservation: str = setting(
         "",
         "machines that you reserved: projects/P/zones/Z/reservations/R",
-        metavar="NAME",
+        "NAME",
     )
     web_access: bool = setting(False, "an interactive shell in each worker, whose link is printed")
     env: Mapping[str, str] = setting(
         {},
         "a variable of the job; it can be read in the job's spec",
-        metavar="NAME=VALUE",
+        "NAME=VALUE",
         repeated=True,
     )
     secret: Mapping[str, str] = setting(
         {},
         "a variable that the job reads from Secret Manager at its start, as"
         " TOKEN=projects/P/secrets/S/versions/latest",
-        metavar="NAME=VERSION",
+        "NAME=VERSION",
         repeated=True,
     )
-    project: str = setting("", "Google Cloud project (default: gcloud's)", metavar="ID")
-    region: str = setting("", "as us-central1 (default: gcloud's ai/region)", metavar="NAME")
-    bucket: str = setting("", "where packages and job directories go", metavar="gs://NAME[/PREFIX]")
+    project: str = setting("", "Google Cloud project (default: gcloud's)", "ID")
+    region: str = setting("", "as us-central1 (default: gcloud's ai/region)", "NAME")
+    bucket: str = setting("", "where packages and job directories go", "gs://NAME[/PREFIX]")
     image: str = setting(
         "",
         f"the image that jobs run in: the URI of your own; {INSTALL}: a public Python image "
@@ -170,13 +163,13 @@ class JobOptions(CodeOptions):
         f"at each start; {AUTO}: one that has what they require, which Cloud Build makes while the "
         "first such job runs (default: the tier's, else the one that `image` built in this folder, "
         f"else {INSTALL})",
-        metavar="IMAGE",
+        "IMAGE",
     )
-    prices: str = setting("", "YAML of your own prices, in USD an hour", metavar="FILE")
+    prices: str = setting("", "YAML of your own prices, in USD an hour", "FILE")
     max_cost: float | None = setting(
         None,
         "the most that a job may cost, each job of a comparison: it is stopped when that is spent",
-        metavar="USD",
+        "USD",
         once=True,
         unit="USD",
         above=0,
@@ -186,38 +179,36 @@ class JobOptions(CodeOptions):
         None,
         "the longest wait for machines, as 2h: then the job is cancelled, and the next tier or "
         "region tried; as FLEX_START the service ends the wait",
-        metavar="TIME",
+        "TIME",
         read=seconds,
     )
     stop_if_idle: float = setting(
         0.0,
         "the job saves and ends itself when all its GPUs are below 10 % for so long, as 30m",
-        metavar="TIME",
+        "TIME",
         read=seconds,
     )
     stop_if_over: float = setting(
         0.0,
         "the job saves and ends itself after so many times the upper end of its plan, in hours or"
         " USD, as 1.5",
-        metavar="FACTOR",
+        "FACTOR",
         minimum=1,
         maximum=999,
     )
     labels: Mapping[str, str] = setting(
-        {},
-        "labels of the jobs, as team=vision,cost=42",
-        metavar="KEY=VALUE,…",
+        {}, "labels of the jobs, as team=vision,cost=42", "KEY=VALUE,…"
     )
     kms_key: str = setting(
         "",
         "your own key, which encrypts the jobs' disks:"
         " projects/P/locations/REGION/keyRings/…/cryptoKeys/…",
-        metavar="NAME",
+        "NAME",
     )
     backend: str = setting(
         BACKENDS[0],
         "what creates jobs: gcloud (default), or Google's Python SDK",
-        metavar="gcloud|sdk",
+        "gcloud|sdk",
         choices=BACKENDS,
     )
     plan: bool = setting(

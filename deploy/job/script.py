@@ -79,26 +79,20 @@ class Script:
     @property
     def subject(self) -> str:
         """Returns the text that begins the names of its jobs."""
-        return (
-            re.sub(r"[^a-z0-9]+", "-", Path(self.name).name.removesuffix(".py").lower()).strip("-")
-            or "script"
-        )
+        name = Path(self.name).name.removesuffix(".py").lower()
+        return re.sub(r"[^a-z0-9]+", "-", name).strip("-") or "script"
 
     @property
     def about(self) -> str:
         """Returns a line on what runs, and for which reason."""
+        command = ["python", *self.command, *self.words]
+        asked = self.options.as_is or self.options.module
+        why = ", as it is" if asked else ", as it is: it calls no fit of Keras"
         if self.launched:
-            why = "--launch" if self.options.launch else "it calls fit (--as_is runs it as it is)"
-            return (
-                f"runs {shlex.join(['python', '-m', 'trainer.launch', *self.launch_arguments()])}:"
-                f" {why}"
-            )
-        runs = f"runs {shlex.join(['python', *self.command, *self.words])}, as it is"
-        return (
-            runs
-            if self.options.as_is or self.options.module
-            else f"{runs}: it calls no fit of Keras"
-        )
+            command = ["python", "-m", "trainer.launch", *self.launch_arguments()]
+            calls = ": it calls fit (--as_is runs it as it is)"
+            why = ": --launch" if self.options.launch else calls
+        return f"runs {shlex.join(command)}{why}"
 
     @property
     def config(self) -> TrainConfig:
@@ -136,17 +130,10 @@ class Script:
         is tried.
         """
         asked = self.options
-        outputs = (Path("runs").resolve(), Path("dist").resolve())
+        limits = (asked.max_package_mb, asked.include)
         if self.command[0] == "-m":
-            return user_sources(self.folder, asked.max_package_mb, outputs, asked.include)
-        given = (
-            self.folder,
-            self.command[0],
-            self.words,
-            asked.max_package_mb,
-            outputs,
-            asked.include,
-        )
+            return user_sources(self.folder, *limits)
+        given = (self.folder, self.command[0], self.words, *limits)
         found = script_sources(*given, force=asked.force)
         if self.launched and {"trainer", "trainer.py"} & {
             name.partition("/")[0] for name in found.files

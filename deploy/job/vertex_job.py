@@ -25,15 +25,7 @@ from deploy.report.plots import axes
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.tier import LABEL
 from trainer.base.errors import INTERRUPTED, UserError, reason
-from trainer.base.run_files.job_files import (
-    MODEL,
-    RESULT,
-    STATS,
-    mapping,
-    number,
-    parse_stats,
-    read_stats,
-)
+from trainer.base.run_files.job_files import MODEL, RESULT, losses_and_metrics, mapping, number
 from trainer.base.storage import expanded, parse
 
 KERAS_FILE = "model.keras"
@@ -58,20 +50,7 @@ class RunResult:
     def history(self) -> dict[str, list[float | None]]:
         """Returns what Keras's `fit` returns as History.history: by name, the value of each
         epoch."""
-        in_bucket = parse(self.place, "run") is not None
-        if in_bucket:
-            entries = parse_stats(buckets.read_text(f"{self.place}/{STATS}")[0])
-        else:
-            entries = read_stats(expanded(self.place))[0]
-        history: dict[str, list[float | None]] = {}
-        for entry in entries:
-            if entry["kind"] == "epoch":  # with its evaluation
-                for name, value in {
-                    **mapping(entry, "losses"),
-                    **mapping(entry, "metrics"),
-                }.items():
-                    history.setdefault(name, []).append(value)
-        return history
+        return {**mapping(self.content, "history")}
 
     def model(self) -> Any:
         """Returns the trained keras.Model, which Keras loads without the code of this package."""
@@ -82,11 +61,8 @@ class RunResult:
         drawn = axes(self.place, "epoch")
         for name, values in self.history.items():
             if "loss" in name:
-                drawn.plot(
-                    range(1, len(values) + 1),
-                    [math.nan if value is None else value for value in values],
-                    label=name,
-                )
+                known = [math.nan if value is None else value for value in values]
+                drawn.plot(range(1, len(values) + 1), known, label=name)
         drawn.legend()
         return drawn
 
@@ -100,13 +76,11 @@ class RunResult:
             raise UserError(
                 f"{place}: there is no result yet: wait for the end of the run"
             ) from None
-        final = mapping(content, "final")
-        values = {**mapping(final, "losses"), **mapping(final, "metrics")}
         return cls(
             str(content.get("state")),
             int(content.get("steps") or 0),
             number(content.get("wall_seconds")),
-            {name: value for name, value in values.items() if number(value) is not None},
+            losses_and_metrics(mapping(content, "final")),
             content,
             place,
         )
@@ -129,11 +103,8 @@ class VertexJob:
         self._backend = backend
 
     def __repr__(self) -> str:
-        return (
-            f"<job {self.name}>"
-            if self.name
-            else "\n".join(["<job that is not sent>", *self.about])
-        )
+        about = "\n".join(["<job that is not sent>", *self.about])
+        return f"<job {self.name}>" if self.name else about
 
     @property
     def backend(self) -> Platform:
@@ -204,7 +175,7 @@ class VertexJob:
             lines = retried(
                 partial(self.backend.logs, self.name, since, place, tail), self.backend.clock
             )
-        return [line for _, line in sorted(lines, key=lambda entry: (entry[1].time, entry[0]))]
+        return [line for _, line in lines]
 
     def cancel(self, stream: TextIO | None = None) -> JobStatus:
         """Cancels the job and the duplicates that a lost response made, and waits until it is

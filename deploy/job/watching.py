@@ -71,7 +71,7 @@ class LogTail:
                 tell(f"no logs: {text}")
             return
         self._last_error = ""
-        for identifier, line in sorted(entries, key=lambda entry: (entry[1].time, entry[0])):
+        for identifier, line in entries:
             if identifier not in self._seen:
                 self._seen[identifier] = line.time
                 self._newest = max(self._newest, line.time)
@@ -95,99 +95,6 @@ _QUOTA = "waits for quota in {region}, which other jobs use: `python -m deploy j
 _ADVICE = "; `submit TIER TIER --region=A,B --max_wait=1h` tries others by itself"
 
 
-def follow_job(
-    backend: Platform,
-    name: str,
-    print_line: PrintLine = show,
-    *,
-    created: bool = False,
-    max_wait_s: float = math.inf,
-) -> JobStatus:
-    """Prints states and logs until the job is over, and cancels its duplicates; returns the status
-    of the original.
-
-    `created`: the job is known to exist, so that a 404 only means that it cannot be seen yet;
-        `max_wait_s`: a job that waits longer for machines is cancelled, and returned as EXPIRED.
-        Raises JobUnknown if the state cannot be read for half an hour.
-    """
-    clock = backend.clock
-    tail = LogTail(backend, name, print_line)
-    live = LiveLines(clock)
-    shown_state = ""
-    unseen = created
-    look_at = 0.0
-    began = clock.now()
-    report_at = began + REPORT_S
-    while True:
-        status = _read_state(backend, name, unseen=unseen)
-        unseen = False
-        # also at the end: somebody else may have cancelled it as a duplicate
-        if status.over or clock.now() >= look_at:
-            look_at = clock.now() + LOOK_S
-            label = status.labels.get(LABEL)
-            by_name = dict[str, JobStatus]()
-            with suppress(ApiError):
-                by_name = cancel_duplicates(backend.jobs(label) if label else [], backend)
-            original = by_name.get(status.name, status).name  # the job itself, if that is not known
-            if original != status.name:
-                print_line(WatchLine(clock.now(), f"follows {original}"))
-                name = original
-                tail = LogTail(backend, name, print_line)
-                continue
-        now = clock.now()
-        # so its log is complete
-        ended_before = not shown_state and now - (status.ended or 0.0) > LATE_S
-        news = [] if status.state == shown_state else [status.state]
-        shown_state = status.state
-        waits = status.state in ("QUEUED", "PENDING") and not status.started
-        if waits and now >= report_at:
-            report_at = now + REPORT_S
-            waited = format_duration(max(0.0, now - min(began, status.created or began)))
-            why = _QUOTA if status.state == "QUEUED" else _REASONS.get(status.strategy, _STOCK)
-            advice = "" if max_wait_s < math.inf else _ADVICE
-            news.append(
-                f"{status.state} for {waited}: {why.format(region=backend.gcp.region)}{advice}"
-            )
-        for line in (*news, *live.lines(status)):
-            print_line(WatchLine(now, line))
-        if status.over:
-            with suppress(KeyboardInterrupt):  # which only skips the last lines of the log
-                clock.sleep(0.0 if ended_before else LAST_LOGS_S)
-                tail.print_new(LAST_RETRY_S)
-            return with_bill(status, clock.now())
-        if waits and now - began >= max_wait_s:  # EXPIRED, unless it ended otherwise meanwhile
-            status = cancel_and_wait(backend, name)
-            if not status.over:
-                raise JobUnknown(f"{name} is still being cancelled; {watch_hint(name)}")
-            if status.state == "CANCELLED":
-                error = f"no machines within --max_wait={format_duration(max_wait_s)}: cancelled"
-                return dataclasses.replace(status, state="EXPIRED", error=error)
-            return status
-        tail.print_new()
-        clock.sleep(LOG_POLL_S)
-
-
-def _read_state(backend: Platform, name: str, *, unseen: bool) -> JobStatus:
-    """Returns the job's status. `unseen`: it was just created, so a 404 may only mean that it is
-    not visible yet."""
-
-    def read() -> JobStatus:
-        try:
-            return backend.get(name)
-        except ApiError as error:
-            raise ApiError(0, str(error)) if unseen and error.code == 404 else error from None
-
-    try:
-        return retried(read, backend.clock)
-    except ApiError as error:
-        if error.code == 404:  # the job does not exist
-            raise
-        raise JobUnknown(
-            f"{describe_error(error, backend.gcp)}; the job may still be running;"
-            f" {watch_hint(name)}"
-        ) from None
-
-
 def watch_job(
     backend: Platform,
     name: str,
@@ -196,14 +103,89 @@ def watch_job(
     created: bool = False,
     max_wait_s: float = math.inf,
 ) -> JobStatus | None:
-    """Follows the job and prints how it ended; returns None if Ctrl-C ended the watch but not the
-    job."""
+    """Prints states and logs until the job is over, then how it ended, and cancels its duplicates;
+    returns the status of the original, None if Ctrl-C ended the watch but not the job.
+
+    `created`: the job is known to exist, so that a 404 only means that it cannot be seen yet;
+        `max_wait_s`: a job that waits longer for machines is cancelled, and returned as EXPIRED.
+        Raises JobUnknown if the state cannot be read for half an hour.
+    """
+    clock = backend.clock
+
+    def read() -> JobStatus:
+        try:
+            return backend.get(name)
+        except ApiError as error:
+            raise ApiError(0, str(error)) if unseen and error.code == 404 else error from None
+
+    tail = LogTail(backend, name, print_line)
+    live = LiveLines(clock)
+    shown_state = ""
+    unseen = created
+    look_at = 0.0
+    began = clock.now()
+    report_at = began + REPORT_S
     try:
-        status = follow_job(backend, name, print_line, created=created, max_wait_s=max_wait_s)
+        while True:
+            try:
+                status = retried(read, clock)
+            except ApiError as error:
+                if error.code == 404:  # the job does not exist
+                    raise
+                raise JobUnknown(
+                    f"{describe_error(error, backend.gcp)}; the job may still be running;"
+                    f" {watch_hint(name)}"
+                ) from None
+            unseen = False
+            # also at the end: somebody else may have cancelled it as a duplicate
+            if status.over or clock.now() >= look_at:
+                look_at = clock.now() + LOOK_S
+                label = status.labels.get(LABEL)
+                by_name = dict[str, JobStatus]()
+                with suppress(ApiError):
+                    by_name = cancel_duplicates(backend.jobs(label) if label else [], backend)
+                original = by_name.get(status.name, status).name  # itself, if that is not known
+                if original != status.name:
+                    print_line(WatchLine(clock.now(), f"follows {original}"))
+                    name = original
+                    tail = LogTail(backend, name, print_line)
+                    continue
+            now = clock.now()
+            # so its log is complete
+            ended_before = not shown_state and now - (status.ended or 0.0) > LATE_S
+            news = [] if status.state == shown_state else [status.state]
+            shown_state = status.state
+            waits = status.state in ("QUEUED", "PENDING") and not status.started
+            if waits and now >= report_at:
+                report_at = now + REPORT_S
+                waited = format_duration(max(0.0, now - min(began, status.created or began)))
+                why = _QUOTA if status.state == "QUEUED" else _REASONS.get(status.strategy, _STOCK)
+                advice = "" if max_wait_s < math.inf else _ADVICE
+                news.append(
+                    f"{status.state} for {waited}: {why.format(region=backend.gcp.region)}{advice}"
+                )
+            for line in (*news, *live.lines(status)):
+                print_line(WatchLine(now, line))
+            if status.over:
+                with suppress(KeyboardInterrupt):  # which only skips the last lines of the log
+                    clock.sleep(0.0 if ended_before else LAST_LOGS_S)
+                    tail.print_new(LAST_RETRY_S)
+                status = with_bill(status, clock.now())
+                break
+            if waits and now - began >= max_wait_s:  # EXPIRED, unless it ended otherwise meanwhile
+                status = cancel_and_wait(backend, name)
+                if not status.over:
+                    raise JobUnknown(f"{name} is still being cancelled; {watch_hint(name)}")
+                if status.state == "CANCELLED":
+                    why = f"no machines within --max_wait={format_duration(max_wait_s)}: cancelled"
+                    status = dataclasses.replace(status, state="EXPIRED", error=why)
+                break
+            tail.print_new()
+            clock.sleep(LOG_POLL_S)
     except KeyboardInterrupt:
         say(f"no longer watched, and not cancelled; {watch_hint(name)}")
         return None
-    ran, cost = describe_run(status, backend.clock.now())
+    ran, cost = describe_run(status, clock.now())
     say(f"{status.state} after {ran} on its machines{cost and f', about {cost}'}")
     if status.error:
         tell(f"error: {describe_failure(status)}")
@@ -249,14 +231,16 @@ def with_stop_reason(status: JobStatus) -> JobStatus:
     itself."""
     with suppress(*_UNREADABLE):
         if status.state == "SUCCEEDED" and status.limited:
-            result = json.loads(
-                buckets.read_text(f"{status.output}/{RESULT}", quick=True)[0] or "{}"
-            )
+            result = json.loads(_read(status, RESULT))
             if result.get("state") == "stopped":
-                return dataclasses.replace(
-                    status, state=STOPPED, error=str(result.get("error") or "a limit")
-                )
+                error = str(result.get("error") or "a limit")
+                return dataclasses.replace(status, state=STOPPED, error=error)
     return status
+
+
+def _read(status: JobStatus, name: str) -> str:
+    """Returns the text of a small file of the job directory; "{}" if there is none."""
+    return buckets.read_text(f"{status.output}/{name}", quick=True)[0] or "{}"
 
 
 LIVE_S = 60.0  # between two lines of progress
@@ -275,18 +259,13 @@ class LiveLines:
     def lines(self, status: JobStatus) -> Iterator[str]:
         """Yields the lines that are due, and the link of an interactive shell as soon as there is
         one."""
-        news = {
-            line: line
-            for line in (f"a shell in {worker}: {uri}" for worker, uri in status.shells.items())
-        }
+        news = {uri: f"a shell in {worker}: {uri}" for worker, uri in status.shells.items()}
         # Another program's job may have no job directory.
         if status.state == "RUNNING" and status.output and self._clock.now() >= self._due:
             self._due = self._clock.now() + LIVE_S
             try:
-                entries = parse_stats(buckets.read_text(f"{status.output}/{STATS}", quick=True)[0])
-                about = json.loads(
-                    buckets.read_text(f"{status.output}/{RUN_INFO}", quick=True)[0] or "{}"
-                )
+                entries = parse_stats(_read(status, STATS))
+                about = json.loads(_read(status, RUN_INFO))
                 progress = summary(entries, whole(about.get("total_steps")) or 0)
                 money = ""
                 if status.usd_per_hour is not None:

@@ -8,25 +8,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from deploy.job.options import JobOptions
 from deploy.job.script import Script
 from deploy.packaging.distributions import requirements
-from deploy.packaging.images import STARTER, Image, about_installing
-from deploy.packaging.packages import TRAINER, CodeArchive, Package, write_copy
+from deploy.packaging.images import Image, about_installing
+from deploy.packaging.packages import TRAINER, Package, write_copy
 from deploy.platform.local import LocalProgram
-from deploy.tiers.gcp_config import GcpConfig, checked_address
-from deploy.tiers.machine_table import load_machines
-from deploy.tiers.spec_rules import Spec, machine_of
+from deploy.tiers.gcp_config import checked_address
+from deploy.tiers.spec_rules import Spec, machine_of, task_of
 from deploy.tiers.tier import ROOT, Tier
 from trainer.base.errors import UserError
-from trainer.base.run_files.job_directory import open_job_dir
-from trainer.base.run_files.job_files import mapping, read_run_info
-from trainer.base.run_files.tracking.sender import TAGS
-from trainer.base.run_files.tracking.vertex_runs import TENSORBOARD
 from trainer.base.settings.own_settings import functions_taking, is_dotted
 from trainer.base.settings.request import Overrides
 from trainer.base.settings.train_config import DATA_SOURCES, TrainConfig, split_kind
-from trainer.base.storage import make_writable
 from trainer.base.tracker import read_addresses
 
 TASK = "trainer.task"
@@ -44,23 +37,20 @@ Program = Overrides | Script
 class WorkerProgram(NamedTuple):
     """Holds what each worker of a job runs.
 
-    `module`: that of the job, "" for that of the tier's file; `preparation`: what in_job/starter.py
-        does first, if anything; `packages`: what is shipped; `about`: a line on the image;
-        `warnings`: what may be a mistake.
+    `module`: that of the job, "" for that of the tier's file; `requirements`: what pip installs
+        first; `about`: a line on the image; `script`: what `script_worker` needs to know.
     """
 
     arguments: Sequence[str]
     module: str = ""
-    variables: Mapping[str, str] = {}
-    preparation: Mapping[str, Any] = {}
-    packages: tuple[Package, ...] = ()
+    requirements: Sequence[str] = ()
     about: str = ""
-    warnings: Sequence[str] = ()
+    script: Mapping[str, Any] = {}
 
 
 @dataclasses.dataclass(frozen=True)
 class _OnTier:
-    """Holds what every workload has."""
+    """Holds what every workload has. `trained`: the settings of a run of the trainer."""
 
     tier: Tier
     _: dataclasses.KW_ONLY
@@ -69,42 +59,14 @@ class _OnTier:
     about: str = ""  # one line that states what runs
     inputs: Mapping[str, str] = dataclasses.field(default_factory=dict)  # what it reads, by flag
 
+    @property
+    def trained(self) -> TrainConfig | None:
+        """Returns the settings with which the trainer runs it; None for another program."""
+        return None
+
     def local_program(self, job_dir: Path) -> LocalProgram:
         """Returns what runs on this machine: by default the module of the tier's file."""
         return LocalProgram()
-
-    def check_tensorflow(self, image: Image) -> None:
-        """Raises UserError if the TensorFlow that is installed in the image does not run on the
-        tier's GPUs."""
-        accelerator = load_machines().accelerators.get(self.tier.accelerator_type)
-        # https://github.com/tensorflow/tensorflow/issues/97387 and 112272: sm_100 and sm_120, also
-        # with 2.21.
-        if image.plain and accelerator and not accelerator.tensorflow:
-            raise UserError(
-                f"{self.tier.name}: TensorFlow's wheels do not run on {self.tier.accelerator_type}"
-                " (Blackwell): use --image=URI with an image of yours whose TensorFlow does, as"
-                " NVIDIA's, or a tier of L4, A100, H100 or H200"
-            )
-
-    def tracker_variables(self, spec: Spec, gcp: GcpConfig, image: Image) -> dict[str, str]:
-        """Returns what trackers read in a job: tags, the project and the region, and the
-        TensorBoard instance."""
-        tier = self.tier
-        uri = image.uri or spec["workerPoolSpecs"][0]["containerSpec"]["imageUri"]
-        tags = {
-            "tier": tier.name,
-            "image": uri,
-            "strategy": tier.strategy,
-            "usd_per_hour": tier.price_per_hour,
-            "project": gcp.project,
-            "region": gcp.region,
-        }
-        return {
-            TAGS: json.dumps(tags),
-            "CLOUDSDK_CORE_PROJECT": gcp.project,
-            "CLOUDSDK_AI_REGION": gcp.region,
-            TENSORBOARD: spec.get("tensorboard", ""),
-        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,23 +83,21 @@ class Training(_OnTier):
         flags = self.overrides.without("expect_devices", "job_dir").arguments()
         return [*flags, *place, f"--expect_devices={self.tier.accelerators}"]
 
-    def check_folder(self, job_dir: Path) -> None:
-        """Raises UserError if a job directory of this machine cannot be written or holds another
-        run."""
-        open_job_dir(dataclasses.replace(self.config, job_dir=str(job_dir)), lock=False)
+    @property
+    def trained(self) -> TrainConfig:
+        """Returns the settings with which the trainer runs it."""
+        return self.config
 
-    def in_job(
-        self,
-        spec: Spec,
-        options: JobOptions,
-        gcp: GcpConfig,
-        image: Image,
-        packages: Sequence[Package],
-    ) -> WorkerProgram:
+    def in_job(self, spec: Spec, image: Image, packages: Sequence[Package]) -> WorkerProgram:
         """Returns what the workers of a job with this spec run. Raises UserError for what would
         fail in the image."""
         tier = self.tier
-        self._check_image(image, packages)
+        if image.plain or image.built:
+            check_inputs(self.config, packages)
+        for index, pool in enumerate(tier.spec["workerPoolSpecs"] if image.plain else ()):
+            module = pool.get("pythonPackageSpec", {}).get("pythonModule", TASK)
+            where = f"{tier.name}: workerPoolSpecs[{index}].pythonModule"
+            check_module(where, module, packages, runs=True)
         # Its flags: a recipe's file does not exist there, so its settings go as flags.
         overrides = self.overrides
         if overrides.names_recipe_file:
@@ -145,47 +105,11 @@ class Training(_OnTier):
                 {**overrides.of_recipe, **overrides.without("recipe").values}, overrides.folder
             )
         arguments = dataclasses.replace(self, overrides=overrides, job_dir="").arguments()
-        module = ""
-        if options.check:
-            module = CHECK
-            arguments.append("--on_gpus")
-        # What is installed first: nothing in an image of one's own, which then only may read
-        # secrets.
-        archives = tuple(package for package in packages if isinstance(package, CodeArchive))
-        wheels = tuple(
-            package for package in packages if image.plain and not isinstance(package, CodeArchive)
-        )
-        shipped = (*wheels, *archives)
-        preparation: dict[str, Any] = {}
-        if image.plain or archives or SECRETS in json.dumps(spec):
-            of_trackers = tracker_packages(self.config.track)
-            installed = [*requirements(tier.accelerators), *of_trackers] if image.plain else []
-            sources = [[package.uri(gcp.bucket), package.sha256] for package in wheels]
-            preparation = {"requirements": installed, "packages": sources}
-            for archive in archives:
-                preparation["code"] = [archive.uri(gcp.bucket), archive.sha256]
-            shipped = (*shipped, STARTER)
-        variables = self.tracker_variables(spec, gcp, image) if self.config.track else {}
-        about = about_installing(tier, image.uri, "network" in spec) if image.plain else ""
-        warned = [*warnings(tier, self.config, json.dumps(spec))]
-        return WorkerProgram(arguments, module, variables, preparation, shipped, about, warned)
-
-    def _check_image(self, image: Image, packages: Sequence[Package]) -> None:
-        """Raises UserError for what the image, or what is installed in it, cannot run."""
-        tier = self.tier
-        self.check_tensorflow(image)
-        if image.plain or image.built:
-            check_inputs(self.config, packages)
-        check_trackers(self.config.track, image, packages)
-        for index, pool in enumerate(tier.spec["workerPoolSpecs"] if image.plain else ()):
-            module = pool.get("pythonPackageSpec", {}).get("pythonModule", TASK)
-            check_module(
-                f"{tier.name}: workerPoolSpecs[{index}].pythonModule",
-                module,
-                module,
-                packages,
-                runs=True,
-            )
+        if not image.plain:
+            return WorkerProgram(arguments)
+        installed = [*requirements(tier.accelerators), *tracker_packages(self.config.track)]
+        about = about_installing(tier, image.uri, "network" in spec)
+        return WorkerProgram(arguments, "", installed, about)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,14 +118,16 @@ class ScriptRun(_OnTier):
 
     script: Script
 
+    @property
+    def trained(self) -> TrainConfig | None:
+        """Returns the settings of `trainer.launch`; None if the script runs as it is."""
+        return self.script.config if self.script.launched else None
+
     def arguments(self) -> list[str]:
         """Returns the arguments of the script, or of `trainer.launch` with it."""
-        expected = f"--expect_devices={self.tier.accelerators}"
-        return (
-            [expected, *self.script.launch_arguments()]
-            if self.script.launched
-            else list(self.script.words)
-        )
+        if not self.script.launched:
+            return [*self.script.words]
+        return [f"--expect_devices={self.tier.accelerators}", *self.script.launch_arguments()]
 
     def local_program(self, job_dir: Path) -> LocalProgram:
         """Copies what goes along to JOB_DIR/code, and returns what runs it there."""
@@ -212,85 +138,31 @@ class ScriptRun(_OnTier):
         instructions = {**self._instructions(str(job_dir)), "folder": str(code)}
         return LocalProgram(WORKER, {"TRAINER_SCRIPT": json.dumps(instructions)})
 
-    def check_folder(self, job_dir: Path) -> None:
-        """Raises UserError if a job directory of this machine cannot be written or holds another
-        run."""
-        if self.script.launched:
-            open_job_dir(dataclasses.replace(self.script.config, job_dir=str(job_dir)), lock=False)
-            return
-        make_writable(job_dir, "job_dir")
-        info, _ = read_run_info(job_dir)
-        held = mapping(info, "config").get("script", "a recipe" if info else self.script.name)
-        if held != self.script.name:
-            raise UserError(f"job_dir={job_dir}: it holds a run of {held}: use another --job_dir")
-
-    def in_job(
-        self,
-        spec: Spec,
-        options: JobOptions,
-        gcp: GcpConfig,
-        image: Image,
-        packages: Sequence[Package],
-    ) -> WorkerProgram:
+    def in_job(self, spec: Spec, image: Image, packages: Sequence[Package]) -> WorkerProgram:
         """Returns what the workers of a job run. Raises UserError for what would fail in the
         image."""
         script = self.script
         tier = self.tier
-        archive, *ours = packages
         needed = script.requirements(tier.accelerators, plain=image.plain)
         has_options = any(line.startswith("-") for line in needed)
         installed = ["-r", "requirements.txt"] if has_options else needed
-        preparation: dict[str, Any] = {
-            "code": [archive.uri(gcp.bucket), archive.sha256],
-            "packages": [],
-        }
-        if not script.launched:
-            instructions = self._instructions(spec["baseOutputDirectory"]["outputUriPrefix"])
-            preparation |= {"requirements": installed, "script": instructions}
-            contents = f"with {' '.join(needed)}" if needed else "with the standard library alone"
-            about = (
-                f"runs in {image.uri}, {contents}: --image=URI names another" if image.plain else ""
-            )
-            on_spot = (
-                "SPOT: the script is ended by SIGTERM and started again: only what it saved itself,"
-                " as in AIP_CHECKPOINT_DIR, is left"
-            )
-            warned = [on_spot] if tier.strategy == "SPOT" else []
-            return WorkerProgram(
-                script.words,
-                preparation=preparation,
-                packages=(archive, STARTER),
-                about=about,
-                warnings=warned,
-            )
-        self.check_tensorflow(image)
-        config = script.config
-        check_trackers(config.track, image, packages)
         about = ""
-        if image.plain:
+        if image.plain and script.launched:
             # A version of TensorFlow or Keras that the user lists wins.
             named = {re.split(r"[^\w.-]", line)[0].lower() for line in needed}
             base = [
                 line.partition("==")[0] if re.split(r"\W", line)[0] in named else line
                 for line in requirements(tier.accelerators)
             ]
-            installed = [*base, *tracker_packages(config.track), *installed]
-            preparation["packages"] = [
-                [package.uri(gcp.bucket), package.sha256] for package in ours
-            ]
+            installed = [*base, *tracker_packages(script.config.track), *installed]
             about = about_installing(tier, image.uri, "network" in spec, needed)
-        preparation["requirements"] = installed
-        variables = self.tracker_variables(spec, gcp, image) if config.track else {}
-        warned = [*warnings(tier, config, json.dumps(spec))]
-        return WorkerProgram(
-            self.arguments(),
-            LAUNCH,
-            variables,
-            preparation,
-            (archive, *ours, STARTER),
-            about,
-            warned,
-        )
+        elif image.plain:
+            contents = f"with {' '.join(needed)}" if needed else "with the standard library alone"
+            about = f"runs in {image.uri}, {contents}: --image=URI names another"
+        if script.launched:
+            return WorkerProgram(self.arguments(), LAUNCH, installed, about)
+        instructions = self._instructions(spec["baseOutputDirectory"]["outputUriPrefix"])
+        return WorkerProgram(script.words, "", installed, about, instructions)
 
     def _instructions(self, job_dir: str) -> dict[str, Any]:
         """Returns what `script_worker` needs to know, except the folder of the code."""
@@ -310,18 +182,10 @@ class Prediction(_OnTier):
         """Returns the arguments of trainer.predict."""
         return [self.inputs["model"], f"--rows_file={self.inputs['rows']}", f"--out={self.job_dir}"]
 
-    def in_job(
-        self,
-        spec: Spec,
-        options: JobOptions,
-        gcp: GcpConfig,
-        image: Image,
-        packages: Sequence[Package],
-    ) -> WorkerProgram:
+    def in_job(self, spec: Spec, image: Image, packages: Sequence[Package]) -> WorkerProgram:
         """Returns what the worker of a job runs."""
-        pool = spec["workerPoolSpecs"][0]
         # those of the tier's file train
-        (pool.get("pythonPackageSpec") or pool["containerSpec"]).pop("args", None)
+        task_of(spec["workerPoolSpecs"][0]).pop("args", None)
         about = f"runs in {image.uri}, the image of the version"
         return WorkerProgram(self.arguments(), "trainer.predict", about=about)
 
@@ -350,32 +214,19 @@ def workload_on(tier: Tier, program: Program) -> Training | ScriptRun:
             " drop the flag"
         )
     # The settings: those of the tier's file, over which the user's win.
-    pool = tier.spec["workerPoolSpecs"][0]
-    arguments = (pool.get("pythonPackageSpec") or pool.get("containerSpec") or {}).get("args", [])
+    arguments = task_of(tier.spec["workerPoolSpecs"][0]).get("args", [])
     of_file = Overrides.parse(arguments, program.folder)
     config = of_file.replace(**{**program.values, "expect_devices": expected}).resolve()
     check_devices(tier, config)
     # What runs, in words.
     subject = str(program.values.get("recipe") or program.values.get("model") or "job")
-    subject = subject.rsplit("/", 1)[-1].removesuffix(".yaml").replace("_", "-").replace(":", "-")
-    by_default = not config.recipe and config.model == TrainConfig.model
-    trains = (
-        f"no recipe: trains {config.model} (the default)"
-        if by_default
-        else f"trains {config.model}"
-    )
+    subject = re.sub("[_:]", "-", Path(subject).name.removesuffix(".yaml"))
     length = f"{config.steps:,} step" if config.steps else f"{config.epochs or 1:,} epoch"
     plural = "" if (config.steps or config.epochs or 1) == 1 else "s"
-    about = f"{trains} on {config.data}, global batch {config.global_batch_size}, {length}{plural}"
-    return Training(
-        tier,
-        program,
-        config,
-        job_dir=config.job_dir,
-        subject=subject,
-        about=about,
-        inputs=config.inputs,
-    )
+    batch = f"global batch {config.global_batch_size}"
+    about = f"trains {config.model} on {config.data}, {batch}, {length}{plural}"
+    named = {"job_dir": config.job_dir, "subject": subject, "about": about}
+    return Training(tier, program, config, inputs=config.inputs, **named)
 
 
 SPOT_INTERVAL_S = 15 * 60  # the most work that a preemption should cost
@@ -434,7 +285,7 @@ def check_inputs(config: TrainConfig, packages: Sequence[Package]) -> None:
         if address.startswith("gs:/"):
             checked_address(field, address)
         elif is_dotted(value):
-            check_module(field, value, value.split(":")[0], packages)
+            check_module(field, value, packages)
         elif field in config.inputs and not value.split(":")[-1].startswith("/gcs/"):
             kind, path = split_kind(value)
             remote = f"{kind}{':' if kind else ''}gs://BUCKET/{Path(path).name}"
@@ -448,10 +299,13 @@ UNREACHABLE = "the job's machines cannot read this disk, only gs://BUCKET/… an
 
 
 def check_module(
-    field: str, value: str, module: str, packages: Sequence[Package], *, runs: bool = False
+    field: str, value: str, packages: Sequence[Package], *, runs: bool = False
 ) -> None:
-    """Raises UserError unless the packages of the job contain the module. `runs`: as a program, not
-    as an import."""
+    """Raises UserError unless the packages of the job contain the module in `value`, MODULE:NAME.
+
+    `runs`: as a program, not as an import.
+    """
+    module = value.split(":")[0]
     top = module.split(".")[0]
     path = module.replace(".", "/")
     package = next(
@@ -471,9 +325,18 @@ def check_module(
         )
 
 
-def warnings(tier: Tier, config: TrainConfig, spec: str) -> Iterator[str]:
+def warnings(work: Workload, spec: str) -> Iterator[str]:
     """Yields warnings about what is allowed but may be a mistake. `spec`: that of the job, as
     JSON."""
+    on_spot = work.tier.strategy == "SPOT"
+    config = work.trained
+    if config is None:
+        if on_spot and isinstance(work, ScriptRun):
+            yield (
+                "SPOT: the script is ended by SIGTERM and started again: only what it saved itself,"
+                " as in AIP_CHECKPOINT_DIR, is left"
+            )
+        return
     for address in read_addresses(config.track):
         names = _TOKENS.get(address.kind, ())
         if names and not any(name in spec for name in names):
@@ -491,9 +354,7 @@ def warnings(tier: Tier, config: TrainConfig, spec: str) -> Iterator[str]:
     steps = config.checkpoint_every_steps
     minutes = config.checkpoint_every_minutes
     # A step is taken to last a second at most.
-    if tier.strategy == "SPOT" and not (
-        0 < steps <= SPOT_INTERVAL_S or 0 < minutes <= SPOT_INTERVAL_S / 60
-    ):
+    if on_spot and not (0 < steps <= SPOT_INTERVAL_S or 0 < minutes <= SPOT_INTERVAL_S / 60):
         yield (
             f"SPOT with checkpoint_every_steps={steps} and checkpoint_every_minutes={minutes:g}: a"
             f" preemption may lose more than {SPOT_INTERVAL_S // 60} minutes: use"
@@ -523,7 +384,7 @@ def check_trackers(track: Sequence[str], image: Image, packages: Sequence[Packag
     image lacks."""
     for address in read_addresses(track):
         if ":" in address.kind and image.plain:
-            check_module("track", address.text, address.kind.partition(":")[0], packages)
+            check_module("track", address.text, packages)
         if _ON_THIS_MACHINE.match(address.server):
             raise UserError(
                 f"track={address.text} is on this machine, which the job cannot reach: name a"

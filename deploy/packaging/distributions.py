@@ -35,6 +35,7 @@ IN_IMAGE = (sys.stdlib_module_names | {"pip", "vertex_report"}) - {
     "imp",
     "smtpd",
 }
+OURS = ("trainer", "deploy", "vertex_trainer")
 # The name by which pip installs a package, where it differs from the name that is imported.
 _BY_PIP = {
     "PIL": "pillow",
@@ -152,7 +153,7 @@ def _by_module() -> Mapping[str, Sequence[str]]:
     return metadata.packages_distributions()
 
 
-def _canonical(name: str) -> str:
+def canonical(name: str) -> str:
     """Returns a distribution's name as pip compares it (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
@@ -164,7 +165,7 @@ def with_dependencies(requirements: Iterable[str]) -> set[str]:
     waiting = [*filter(None, map(_requirement, requirements))]
     while waiting:
         requirement = waiting.pop()
-        name = _canonical(requirement.name)
+        name = canonical(requirement.name)
         needed: list[Any] = []
         if name not in found:
             found.add(name)
@@ -193,28 +194,22 @@ def requirements_of(
         installed here, or comes from no package index.
     """
     installed = with_dependencies(INSTALLED) if trains else set[str]()
+    known = {*present, *IN_IMAGE, *(OURS if trains else ())}
     same_python = f"{sys.version_info[0]}.{sys.version_info[1]}" == PYTHON
     # by distribution, and by module
     found = dict[str, str]()
     problems = dict[str, str]()
     for statement in imports:
         top = statement.top
-        if (
-            not top
-            or top in present
-            or top in IN_IMAGE
-            or (trains and top in ("trainer", "deploy", "vertex_trainer"))
-        ):
+        if not top or top in known:
             continue
         where = f"{statement.file}, line {statement.line}, imports {top}"
-        names = {_canonical(name): name for name in _by_module().get(top, ())}
+        names = {canonical(name): name for name in _by_module().get(top, ())}
         if len(names) > 1:  # a namespace, such as google
             path = statement.module.replace(".", "/")
             inner = [f"{path}/{name}" for name in statement.names]
-            for starts in (
-                (f"{path}.", f"{path}/"),
-                tuple(f"{one}{end}" for one in inner for end in "./"),
-            ):
+            for places in ([path], inner):
+                starts = tuple(f"{place}{end}" for place in places for end in "./")
                 names = {
                     short: name
                     for short, name in names.items()
@@ -250,9 +245,9 @@ def hidden_modules(requirements: Sequence[str], present: Collection[str]) -> dic
     if None in map(_requirement, requirements):
         return {}
     there = with_dependencies(requirements)
-    known = {*present, *IN_IMAGE, "trainer", "deploy", "vertex_trainer"}
+    known = {*present, *IN_IMAGE, *OURS}
     return {
         top: f"{names[0]}>={metadata.version(names[0])}"
         for top, names in _by_module().items()
-        if top not in known and not there & {*map(_canonical, names)}
+        if top not in known and not there & {*map(canonical, names)}
     }

@@ -23,6 +23,8 @@ from pathlib import Path
 import trainer
 from deploy.packaging.distributions import (
     INSTALLED,
+    OURS,
+    canonical,
     check_requirement,
     listed_requirements,
     requirements_of,
@@ -101,7 +103,7 @@ class Package:
 
     @property
     def _stem(self) -> str:
-        return f"{_distribution(self.name).replace('-', '_')}-{self.version}"
+        return f"{canonical(self.name).replace('-', '_')}-{self.version}"
 
     @cached_property
     def sha256(self) -> str:
@@ -145,9 +147,7 @@ class Package:
             umask=0o022,
         )
         if build.returncode or not (out / self.wheel).is_file():
-            lines = [line for line in build.stdout.splitlines() if line.strip()] or [
-                "python -m build printed nothing"
-            ]
+            lines = ["python -m build printed nothing", *build.stdout.strip().splitlines()]
             # The last line is often that of build, which called setuptools; an error of setuptools
             # says more.
             errors = [line for line in lines if "error" in line or "Error:" in line]
@@ -186,27 +186,14 @@ def _opened(content: bytes | Path) -> io.BytesIO | io.BufferedReader:
     return io.BytesIO(content) if isinstance(content, bytes) else content.open("rb")
 
 
-def _distribution(module: str) -> str:
-    """Returns the name by which pip knows a module's package, normalised as in PEP 503."""
-    return re.sub(r"[^a-z0-9]+", "-", module.lower())
-
-
 def trainer_package() -> Package:
     """Returns the trainer as a package, with a file that names its commit; the same from a checkout
     or a wheel."""
     files: dict[str, bytes | Path] = {name: beside(name) for name in _BESIDE}
-    for folder in (
-        beside("job_configs"),
-        ROOT / "trainer",
-        ROOT / "deploy",
-        ROOT / "vertex_trainer",
-    ):
+    for folder in (beside("job_configs"), *(ROOT / name for name in OURS)):
         for path in sorted(folder.rglob("*")):
             inner = path.relative_to(folder.parent)
-            hidden = (
-                any(part.startswith((".", "__pycache__")) for part in inner.parts)
-                or path.suffix == ".pyc"
-            )
+            hidden = any(part.startswith((".", "__pycache__")) for part in inner.parts)
             if path.is_file() and not hidden and inner.parts[:2] != COPIES.parts[-2:]:
                 files[inner.as_posix()] = path
     if commit := trainer_commit():
@@ -229,22 +216,16 @@ def user_package(
     alone = path.suffix == ".py" and path.is_file()
     name, first = (path.stem, path.name) if alone else (path.name, f"{path.name}/__init__.py")
     if not (path.parent / first).is_file():
-        inside = [
-            f"did you mean {address}/{file.parent.name}?"
-            for file in sorted(path.glob("*/__init__.py"))
-        ]
-        advice = (
-            inside[0]
-            if inside
-            else "such as my_models with an __init__.py, or one module, such as mine.py"
-        )
+        advice = "such as my_models with an __init__.py, or one module, such as mine.py"
+        if inside := sorted(path.glob("*/__init__.py")):
+            advice = f"did you mean {address}/{inside[0].parent.name}?"
         raise UserError(f"package={address}: must be a folder that Python can import: {advice}")
     if not re.fullmatch(r"[A-Za-z](\w*[A-Za-z0-9])?", name, re.ASCII):
         raise UserError(
             f"package={address}: pip takes letters, digits and _ between them: rename it, such as"
             " my_models"
         )
-    if name in ("trainer", "deploy") or _distribution(name) == _distribution(TRAINER):
+    if name in ("trainer", "deploy") or canonical(name) == canonical(TRAINER):
         raise UserError(f"package={address}: {name} is a name of this project: rename your package")
     sources = user_sources(path, most_mb, include=include)
     if first not in sources.files:
@@ -267,7 +248,7 @@ def user_package(
     modules = [Path(top).stem for top in tops if top.endswith(".py")]
     packages = [top for top in tops if not top.endswith(".py")]
     setup = _USER_SETUP.format(
-        name=_distribution(name), modules=modules, packages=packages, requires=requires
+        name=canonical(name), modules=modules, packages=packages, requires=requires
     )
     files: dict[str, bytes | Path] = {"setup.py": setup.encode(), **sources.files}
     return Package(name, "0", files, about, data, requires)
@@ -295,12 +276,8 @@ def write_copy(package: Package, folder: Path) -> None:
         with _opened(content) as source, path.open("wb") as file:
             shutil.copyfileobj(source, file)
         path.chmod(0o644)  # whatever the umask: the wheel stores it
-    if (
-        Package(
-            package.name, package.version, {name: folder / name for name in package.files}
-        ).digest
-        != package.digest
-    ):
+    copied = dataclasses.replace(package, files={name: folder / name for name in package.files})
+    if copied.digest != package.digest:
         raise UserError(
             f"{package.name}: its files changed while they were copied: run the same command again"
         )

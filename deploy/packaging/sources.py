@@ -6,14 +6,14 @@ files that it names or opens.
 """
 
 import ast
-import dataclasses
 import glob
 import os
 import re
 import shlex
 import subprocess
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from deploy.packaging.credentials import TEXT_BYTES, find_credentials
 from trainer.base.errors import UserError, reason
@@ -27,8 +27,7 @@ ALLOW = "#!allow:"
 _SCANNER_BYTES = 5e6  # how much of a package detect-secrets reads, because it is slow
 
 
-@dataclasses.dataclass(frozen=True)
-class Sources:
+class Sources(NamedTuple):
     """Holds the files that are shipped, by their path there, what is left out, and what the files
     import."""
 
@@ -45,19 +44,14 @@ class Sources:
         return f"{count}; {len(self.left_out)} left out: {names}" if names else count
 
 
-def user_sources(
-    folder: Path,
-    most_mb: float = MOST_MB,
-    outputs: Collection[Path] = (),
-    include: Sequence[str] = (),
-) -> Sources:
+def user_sources(folder: Path, most_mb: float = MOST_MB, include: Sequence[str] = ()) -> Sources:
     """Returns the files of the package `folder` (an absolute path) that a job gets.
 
     `folder` may also be one module, which brings the modules beside it that it imports. In a git
     checkout these are the files that git tracks, and the Python files that it does not ignore;
     elsewhere all files. Left out are caches, hidden files, notebooks, virtual environments, links
     that leave the folder, what the folder's own .gcloudignore names (outside of git also its
-    .gitignore), and the folders `outputs`, which this package writes. `include`: patterns, as in
+    .gitignore), and the folders that this package writes. `include`: patterns, as in
     .gitignore, of files to ship all the same. Raises UserError for a package above `most_mb`, for a
     credential, for a syntax error, and for an import of a file that is left out.
     """
@@ -81,7 +75,7 @@ def user_sources(
         untracked = by_git is not None and path not in by_git and not is_folder
         return (untracked or rules.match_file(inner)) and not included.match_file(inner)
 
-    walked = _walk(folder, folder.parent, ignored, outputs, left_out)
+    walked = _walk(folder, folder.parent, ignored, left_out)
     files = {path.relative_to(folder.parent).as_posix(): path for path in walked}
     return _checked(files, left_out, folder, most_mb)
 
@@ -91,7 +85,6 @@ def script_sources(
     program: str,
     words: Sequence[str] = (),
     most_mb: float = MOST_MB,
-    outputs: Collection[Path] = (),
     include: Sequence[str] = (),
     opened: Sequence[str] = (),
     *,
@@ -115,7 +108,7 @@ def script_sources(
     named = [(text, place) for name, tree in trees.items() for text, place in _texts(name, tree)]
     named += [(word.partition("=")[2] or word, "an argument") for word in words]
     named += [(text, "") for text in (*REQUIREMENT_FILES, *include, *opened)]
-    files = _named_files(f"script={program}", folder, named, most_mb, outputs, force=force)
+    files = _named_files(f"script={program}", folder, named, most_mb, force=force)
     files |= {name: folder / name for name in trees}
     shipped = {name.partition("/")[0] for name in files}
     beside = [
@@ -150,18 +143,10 @@ def named_data(
         for name, path in modules.items()
         for found in _texts(name, parse_source(path.read_bytes(), name))
     ]
-    outputs = [folder / name for name in ("runs", "dist")]
-    files = _named_files(
-        f"package={min(modules, default='')}", folder, named, most_mb, outputs, force=force
-    )
-    return {
-        **_checked(
-            {name: path for name, path in files.items() if path.suffix != ".py"},
-            [],
-            folder,
-            most_mb,
-        ).files
-    }
+    subject = f"package={min(modules, default='')}"
+    files = _named_files(subject, folder, named, most_mb, force=force)
+    data = {name: path for name, path in files.items() if path.suffix != ".py"}
+    return {**_checked(data, [], folder, most_mb).files}
 
 
 # Folders of the system, whose files a job's machine has, too, or that hold no data.
@@ -169,20 +154,14 @@ _SYSTEM = {"bin", "dev", "etc", "gcs", "lib", "lib64", "opt", "proc", "run", "sb
 
 
 def _named_files(
-    subject: str,
-    folder: Path,
-    named: Iterable[tuple[str, str]],
-    most_mb: float,
-    outputs: Collection[Path],
-    *,
-    force: bool,
+    subject: str, folder: Path, named: Iterable[tuple[str, str]], most_mb: float, *, force: bool
 ) -> dict[str, Path]:
     """Returns the files in `folder` that texts name, each text with its place, by path in the
     folder.
 
-    Each names a file, a folder, whose files all count, or a pattern of them. What is hidden, an
-    environment or one of `outputs` stays, and what the folder's .gcloudignore names unless the text
-    has no place. Raises UserError as `script_sources` does, in words that begin with `subject`.
+    Each names a file, a folder, whose files all count, or a pattern of them. What is hidden or
+    `_is_made` stays, and what the folder's .gcloudignore names unless the text has no place.
+    Raises UserError as `script_sources` does, in words that begin with `subject`.
     """
     from pathspec import GitIgnoreSpec
 
@@ -219,8 +198,8 @@ def _named_files(
             if place and rules.match_file(inner + "/" * is_folder):
                 continue
             found = [path] if os.path.isfile(path) else []
-            if is_folder and path not in outputs and not (path / "pyvenv.cfg").is_file():
-                found = [*_walk(path, folder, lambda file, is_folder: False, outputs, [])]
+            if is_folder and not _is_made(path):
+                found = [*_walk(path, folder, lambda file, is_folder: False, [])]
             files |= {file.relative_to(folder).as_posix(): file for file in found}
             sizes[text, place] = sum(file.stat().st_size for file in found)
     size = sum(path.stat().st_size for path in files.values())
@@ -381,11 +360,7 @@ def _git_files(folder: Path) -> set[Path] | None:
 
 
 def _walk(
-    folder: Path,
-    top: Path,
-    ignored: Callable[[Path, bool], bool],
-    outputs: Collection[Path],
-    left_out: list[str],
+    folder: Path, top: Path, ignored: Callable[[Path, bool], bool], left_out: list[str]
 ) -> Iterator[Path]:
     """Yields the files of a folder to ship, and adds to `left_out` the names below `top` that a
     user may miss.
@@ -402,8 +377,7 @@ def _walk(
                 is_folder or not path.resolve().is_relative_to(folder.resolve())
             )
             is_source = (is_folder or path.is_file()) and path.suffix != ".ipynb"
-            is_output = is_folder and (path in outputs or (path / "pyvenv.cfg").is_file())
-            if leaves_folder or is_output or not is_source or ignored(path, is_folder):
+            if leaves_folder or _is_made(path) or not is_source or ignored(path, is_folder):
                 left_out.append(path.relative_to(top).as_posix() + "/" * is_folder)
             elif is_folder:
                 waiting.append(path)
@@ -411,12 +385,18 @@ def _walk(
                 yield path
 
 
+def _is_made(folder: Path) -> bool:
+    """Returns whether programs write the folder: a virtual environment, and what this package
+    writes here."""
+    ours = (Path("runs").resolve(), Path("dist").resolve())
+    return folder in ours or (folder / "pyvenv.cfg").is_file()
+
+
 def _ignore_lines(
     folder: Path, names: Sequence[str] = (".gitignore", ".gcloudignore")
 ) -> list[str]:
-    files = [folder / name for name in names if (folder / name).is_file()]
-    return [
-        line
-        for file in files
-        for line in file.read_text(encoding="utf-8", errors="replace").splitlines()
-    ]
+    lines = list[str]()
+    for file in (folder / name for name in names):
+        if file.is_file():
+            lines += file.read_text(encoding="utf-8", errors="replace").splitlines()
+    return lines

@@ -8,6 +8,7 @@ gain).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from deploy.planning.step_time import Interval, ideal_to_no_gain
 from deploy.report.collection import Collection
@@ -71,8 +72,7 @@ def interval(few: Measurement, many: Measurement, devices: int, rows: float) -> 
 START_DOUBT = Interval(0.5, 1.0, 2.0)
 
 
-@dataclass(frozen=True)
-class Extrapolation:
+class Extrapolation(NamedTuple):
     """Holds the estimate for one tier. `seconds`: from start to end; `step`: seconds of one step.
 
     `measured`: the names of the tiers whose runs the estimate is made from.
@@ -128,11 +128,9 @@ def extrapolate(
             continue
         used, step, explanation = _step_on(tier, alike, config)
         for each in used:
-            on = f"{each.row.devices} x {each.row.simulated or each.row.kind}"
-            sources[
-                f"the short run of {each.row.tier} is {each.run.folder}: {each.row.steps} steps on"
-                f" {on}"
-            ] = None
+            row = each.row
+            on = f"{row.steps} steps on {row.devices} x {row.kind}"
+            sources[f"the short run of {row.tier} is {each.run.folder}: {on}"] = None
         assumptions.append(f"{tier.name}: {explanation}")
         if used[0].row.kind in ("CPU", "GPU"):  # devices without a model name
             assumptions.append(
@@ -152,18 +150,13 @@ def extrapolate(
                 " --epochs="
             )
         start = short.startup_seconds or 0.0
-        rest = max(
-            0.0, (short.wall_seconds or 0.0) - start - (short.steps or 0) * row.step_seconds.median
-        )
+        trained = (short.steps or 0) * row.step_seconds.median
+        rest = max(0.0, (short.wall_seconds or 0.0) - start - trained)
         longer = max(1.0, steps / (short.steps or steps))
-        total = (
-            START_DOUBT.times(start)
-            .plus(step.times(steps))
-            .plus(Interval(rest, rest, rest * longer))
-        )
-        estimates.append(
-            Extrapolation(tier.name, " and ".join(run.row.tier for run in used), total, step)
-        )
+        total = START_DOUBT.times(start).plus(step.times(steps))
+        total = total.plus(Interval(rest, rest, rest * longer))
+        names = " and ".join(run.row.tier for run in used)
+        estimates.append(Extrapolation(tier.name, names, total, step))
     always = (
         "the time to get machines and to start a container is not included",
         (
@@ -209,10 +202,8 @@ def _read(row: TierSummary, config: TrainConfig, planned_rows: set[float]) -> _M
         )
     measured = Interval(row.step_seconds.low, row.step_seconds.median, row.step_seconds.high)
     step = measured.times(config.global_batch_size / batch)
-    same = (batch, micro_batches) == (
-        config.global_batch_size,
-        config.micro_batches_on(row.devices),
-    )
+    planned = (config.global_batch_size, config.micro_batches_on(row.devices))
+    same = (batch, micro_batches) == planned
     return _Measured(row.devices, rows, step.middle, row, run, step, same)
 
 
@@ -242,12 +233,9 @@ def _step_on(
             f"{figures(factor.low)} to {figures(factor.high)} x the time of {many.devices} "
             f"(the runs of {few.row.tier} and {many.row.tier})"
         )
-        fewer = (
-            ""
-            if few.rows == many.rows == rows
-            else "; a micro-batch has fewer rows there, for which no rule held"
-        )
-        return (many, few), many.step.product(factor), f"{explanation}{fewer}"
+        if not few.rows == many.rows == rows:
+            explanation += "; a micro-batch has fewer rows there, for which no rule held"
+        return (many, few), many.step.product(factor), explanation
     # Only the number of devices is known: the interval is from no gain to an ideal one.
     row = alike[0].row
     ratio = row.devices / tier.devices

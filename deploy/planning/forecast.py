@@ -113,14 +113,9 @@ def forecast(
         gpu = table.accelerators.get(tier.accelerator_type)
         machine = table.machines.get(tier.machine_type)
         if gpu is None:
-            if (
-                machine
-                and not tier.accelerators
-                and (step := cpu_step_seconds(plan, config, machine, tier.workers))
-            ):
-                seconds = step.times(steps).plus(START_SECONDS)
-                basis = BY_CPU
-            else:
+            basis = BY_CPU
+            step = cpu_step_seconds(plan, config, machine, tier.workers) if machine else None
+            if not step:
                 problems.append(
                     f"no time of {tier.kind} at precision={config.precision}: give a run with"
                     " --from="
@@ -137,23 +132,23 @@ def forecast(
             problems.append(
                 f"no rate for precision={config.precision}: give a run on it with --from="
             )
-        elif step := step_seconds(plan, config, gpu, tier.devices, tier.workers):
-            seconds = step.times(steps).plus(START_SECONDS)
-            basis = BY_GRAPH
         else:
-            problems.append(
-                "no time: its step could not be traced on two replicas (python -m trainer.plan says"
-                " why)"
-            )
+            basis = BY_GRAPH
+            step = step_seconds(plan, config, gpu, tier.devices, tier.workers)
+            if not step:
+                problems.append(
+                    "no time: its step could not be traced on two replicas (python -m trainer.plan"
+                    " says why)"
+                )
+        if step:
+            seconds = step.times(steps).plus(START_SECONDS)
+        else:
+            basis = ""
     installing = INSTALL_DOUBT.times(install_seconds(tier.accelerators) if plain else 0.0)
     estimates: list[PricedEstimate] = []
     if step and seconds and not too_large:
-        lost = lost_by_preemption(
-            step.middle,
-            config.checkpoint_every_steps,
-            config.checkpoint_every_minutes,
-            seconds.middle,
-        )
+        every = (config.checkpoint_every_steps, config.checkpoint_every_minutes)
+        lost = lost_by_preemption(step.middle, *every, seconds.middle)
         estimates = list(priced_estimates(tier, seconds.plus(installing), lost))
         usd = tier.usd_by_strategy
         unknown = [STRATEGIES[strategy] for strategy in usd if usd[strategy] is None]
@@ -202,11 +197,9 @@ def priced_estimates(
         of a spot machine loses. The preemption of any machine of the tier interrupts all of them.
     """
     for strategy, price in tier.usd_by_strategy.items():
-        lost_share = 0.0  # of all time, by preemptions
-        if strategy == "SPOT":
-            lost_share = (
-                PREEMPTIONS_PER_HOUR * tier.workers * (lost_seconds + RESTART_SECONDS) / 3600
-            )
+        # of all time, by preemptions
+        lost_hours = (lost_seconds + RESTART_SECONDS) / 3600
+        lost_share = PREEMPTIONS_PER_HOUR * tier.workers * lost_hours * (strategy == "SPOT")
         # otherwise, in the worst case, the job never ends
         if price is not None and 2 * lost_share < 1:
             longer = Interval(1.0, 1 / (1 - lost_share), 1 / (1 - 2 * lost_share))

@@ -22,6 +22,7 @@ from deploy.platform.automatic_image import automatic_image
 from deploy.report.formatting import grouped
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.machine_table import load_machines
+from deploy.tiers.spec_rules import task_of
 from deploy.tiers.tier import STRATEGIES, Tier
 from trainer.base.errors import UserError
 from trainer.base.limit_watch import StopLimits
@@ -151,9 +152,7 @@ def paid_job(
     if isinstance(work, Training):
         # The trainer's default, a GAN on digits, is for trying things out: a flag or the tier's
         # file names paid work.
-        task = tier.spec["workerPoolSpecs"][0]
-        program = task.get("pythonPackageSpec") or task.get("containerSpec") or {}
-        arguments = program.get("args", [])
+        arguments = task_of(tier.spec["workerPoolSpecs"][0]).get("args", [])
         in_file = {argument.partition("=")[0].removeprefix("--") for argument in arguments}
         if not {"recipe", "model"} & {*work.overrides.values, *in_file}:
             raise UserError(
@@ -176,7 +175,7 @@ def paid_job(
     if priced and not options.timeout:
         limit_s = math.ceil(max(PLANS * priced.hours.high * 3600, LEAST_LIMIT_S))
         timeout = f"{min(limit_s, int(tier.timeout_s))}s"
-        scheduling = {**tier.spec.get("scheduling", {}), "timeout": timeout}
+        scheduling = {**tier.scheduling, "timeout": timeout}
         limited = replace(tier, spec={**tier.spec, "scheduling": scheduling})
         work = replace(work, tier=limited)
     # The limits at which it stops itself. No machine of a script sees the GPUs of all.

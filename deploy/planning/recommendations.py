@@ -60,45 +60,33 @@ def answers(
     offers = likely(offers)
     if len(forecasts) == 1 and (fit := forecasts[0].fit):
         verdict = {FITS: "yes", TOO_LARGE: "no"}.get(fit.verdict, "perhaps")
-        option = (
-            f"; this one with --{fit.options[0].name}={fit.options[0].value}" if fit.options else ""
-        )
-        yield Answer(
-            "fits?",
-            f"{verdict}: needs {fit.gib} GiB; up to a batch of {fit.largest_batch:,}{option}",
-        )
+        text = f"{verdict}: needs {fit.gib} GiB; up to a batch of {fit.largest_batch:,}"
+        for option in fit.options[:1]:
+            text += f"; this one with --{option.name}={option.value}"
+        yield Answer("fits?", text)
     if not offers:
         fits = [(forecast.fit, forecast.tier) for forecast in forecasts if forecast.fit]
         if len(forecasts) > 1 and fits and all(fit.verdict == TOO_LARGE for fit, _ in fits):
             batch, tier = max((fit.largest_batch, tier) for fit, tier in fits)
-            yield Answer(
-                "fits?", f"no tier: the largest global batch that fits is {batch:,}, on {tier}"
-            )
-        else:
-            others = [each for each in forecasts if not each.fit or each.fit.verdict != TOO_LARGE]
-            yield from (
-                Answer(each.tier, each.problems[0])
-                for each in others[:MOST_REASONS]
-                if each.problems
-            )
+            largest = f"the largest global batch that fits is {batch:,}, on {tier}"
+            yield Answer("fits?", f"no tier: {largest}")
+            return
+        others = [each for each in forecasts if not each.fit or each.fit.verdict != TOO_LARGE]
+        for each in others[:MOST_REASONS]:
+            yield from (Answer(each.tier, problem) for problem in each.problems[:1])
         return
     cheapest = _best(offers, usd_of, hours_of)
     fastest = _best(offers, hours_of, usd_of)
     if within_hours is not None:
-        least = (
-            f"none: the fastest takes at least {span(min(offer.hours.low for _, offer in offers))}"
-        )
+        least = span(min(offer.hours.low for _, offer in offers))
+        none = f"none: the fastest takes at least {least}"
         within = _best_within(offers, attrgetter("hours_until_end"), within_hours, usd_of)
-        yield Answer(f"within {span(within_hours)}", within or least)
+        yield Answer(f"within {span(within_hours)}", within or none)
     if budget_usd is not None:
-        least = (
-            "none: the cheapest costs at least"
-            f" {dollars(min(offer.usd.low for _, offer in offers))} USD"
-        )
-        yield Answer(
-            f"for {dollars(budget_usd)} USD",
-            _best_within(offers, usd_of, budget_usd, hours_of) or least,
-        )
+        least = dollars(min(offer.usd.low for _, offer in offers))
+        none = f"none: the cheapest costs at least {least} USD"
+        within = _best_within(offers, usd_of, budget_usd, hours_of)
+        yield Answer(f"for {dollars(budget_usd)} USD", within or none)
     yield Answer("cheapest", _line(cheapest))
     yield Answer("fastest", _line(fastest))
     if in_bfloat16:
@@ -107,21 +95,18 @@ def answers(
         if cheaper and other.tier != cheapest[0].tier:
             cost = f"{offer.usd.text(dollars, ' USD')} on {other.tier}, {time_of(offer)}"
             yield Answer("16 bits", f"{cost}, by --precision=mixed_bfloat16")
-    for problem, count in Counter(
-        each.problems[0] for each in forecasts if each.problems and not each.step
-    ).items():
-        if 2 * count >= len(forecasts):
-            yield Answer("not timed", f"{count} tiers: {problem}")
+    untimed = Counter(each.problems[:1] for each in forecasts if not each.step)
+    for problems, count in untimed.items():
+        if problems and 2 * count >= len(forecasts):
+            yield Answer("not timed", f"{count} tiers: {problems[0]}")
     # Whether the largest number of devices of a kind is worth its price against the smallest; for
     # the cheapest kind of which there are several numbers of devices.
-    for kind, strategy in dict.fromkeys(
-        (forecast.kind, offer.strategy) for forecast, offer in offers
-    ):
-        alike = [
-            choice for choice in offers if (choice[0].kind, choice[1].strategy) == (kind, strategy)
-        ]
-        (few, few_priced) = min(alike, key=_devices)
-        (many, many_priced) = max(alike, key=_devices)
+    alike: dict[tuple[str, str], list[Choice]] = {}
+    for forecast, offer in offers:
+        alike.setdefault((forecast.kind, offer.strategy), []).append((forecast, offer))
+    for (kind, _), choices in alike.items():
+        few, few_priced = min(choices, key=_devices)
+        many, many_priced = max(choices, key=_devices)
         if few.devices < many.devices and kind in load_machines().accelerators:
             faster = few_priced.hours.middle / many_priced.hours.middle
             dearer = many_priced.usd.middle / few_priced.usd.middle
@@ -133,21 +118,18 @@ def answers(
     if forecast.step and forecast.seconds:
         training = forecast.step.middle * forecast.steps
         installing = forecast.install_seconds.middle / 3600
-        parts = [f"{span(installing)} installing (own image: 0)"] if installing else []
-        parts.append(f"{span((forecast.seconds.middle - training) / 3600)} starting")
+        installed = f"{span(installing)} installing (own image: 0), " if installing else ""
+        starting = span((forecast.seconds.middle - training) / 3600)
         each_step = f"{figures(1e3 * forecast.step.middle, 2)} ms a step"
-        yield Answer(
-            "the time", f"{', '.join(parts)}, {span(training / 3600)} training at {each_step}"
-        )
-        low, high = (
-            figures(end / forecast.step.middle, 2)
-            for end in (forecast.step.low, forecast.step.high)
-        )
+        trained = f"{span(training / 3600)} training at {each_step}"
+        yield Answer("the time", f"{installed}{starting} starting, {trained}")
         source = "as on an H100" if forecast.kind.startswith(CONSTANTS.card) else "by rates alone"
         source = "by steps on this CPU" if forecast.basis == BY_CPU else source
         predicted = f"{source}; surer: --measure={forecast.tier}"
         basis = f"measured on {forecast.measured}" if forecast.measured else predicted
-        yield Answer("how sure?", f"a step may take {low} to {high} x as long, {basis}")
+        factor = forecast.step.times(1 / forecast.step.middle)
+        ends = f"{figures(factor.low, 2)} to {figures(factor.high, 2)}"
+        yield Answer("how sure?", f"a step may take {ends} x as long, {basis}")
     if here_hours:
         yield Answer("here", f"on this CPU: {span(here_hours)}, 0 USD")
 

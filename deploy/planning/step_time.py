@@ -37,7 +37,7 @@ class Interval:
 
     def times(self, factor: float) -> Interval:
         """Returns all three numbers multiplied by a factor."""
-        return Interval(self.low * factor, self.middle * factor, self.high * factor)
+        return self.product(Interval(factor, factor, factor))
 
     def plus(self, other: Interval) -> Interval:
         """Returns the sum. Its ends are the sums of the ends, since both numbers may err in the
@@ -123,9 +123,9 @@ def device_seconds(work: Work, rows: float, rates: Rates, kind: str, formula: Ti
     total = 0.0
     # Without tensor cores a product comes closer to the peak rate: as close as in plain steps, by
     # published V100 times.
-    slower = (
-        min(formula.products, CONSTANTS.plain.products) if kind == "float32" else formula.products
-    )
+    slower = formula.products
+    if kind == "float32":
+        slower = min(slower, CONSTANTS.plain.products)
     for op in work.operations:
         moved = max(op.moved_bytes.fixed + share * op.moved_bytes.per_row * rows, 0.0) / byte_rate
         if flops := op.flops.at(rows):
@@ -135,20 +135,16 @@ def device_seconds(work: Work, rows: float, rates: Rates, kind: str, formula: Ti
             moves = formula.products if weights else CONSTANTS.plain.products
             total += op.times * max(slower * flops / flop_rate, moves * moved)
         else:
-            total += (
-                op.times
-                * moved
-                * (formula.few_channels if op.type.endswith(FEW_CHANNELS) else formula.others)
-            )
+            few = op.type.endswith(FEW_CHANNELS)
+            total += op.times * moved * (formula.few_channels if few else formula.others)
     return total
 
 
 def host_seconds(work: Work, micro_batches: int, formula: TimeFormula) -> float:
     """Returns the host's seconds to start the kernels of all micro-batches of one replica in a
     step."""
-    kernels = (
-        formula.operation_seconds * work.count + formula.convolution_seconds * work.convolutions
-    )
+    operations = formula.operation_seconds * work.count
+    kernels = operations + formula.convolution_seconds * work.convolutions
     return micro_batches * kernels + formula.step_seconds
 
 
@@ -161,11 +157,11 @@ def all_reduce_seconds(
     `link_gb_per_s`: of the link between GPUs of one machine. gathered: each replica receives the
         values of all others and adds them itself, as with --virtual_replicas.
     """
-    start, rate = (
-        (CONSTANTS.all_reduce_seconds, link_gb_per_s * 1e9)
-        if workers == 1
-        else (NETWORK_SECONDS, NETWORK_BYTES_PER_SECOND)
-    )
+    start = CONSTANTS.all_reduce_seconds
+    rate = link_gb_per_s * 1e9
+    if workers > 1:
+        start = NETWORK_SECONDS
+        rate = NETWORK_BYTES_PER_SECOND
     transfers = devices - 1 if gathered else 2 * (devices - 1) / devices
     return work.all_reduces * start + transfers * work.reduced_bytes / rate
 
@@ -232,9 +228,9 @@ def cpu_step_seconds(
     micro_batches = config.micro_batches_on(workers)
     here = micro_batches * plan.cpu.seconds.at(config.global_batch_size / workers / micro_batches)
     step = CPU_DOUBT.product(ideal_to_no_gain(plan.cpu.cores / machine.vcpus)).times(here)
-    return step.plus(
-        SUMMING_DOUBT.times(all_reduce_seconds(work, workers, workers, 0.0) if workers > 1 else 0.0)
-    )
+    if workers > 1:
+        step = step.plus(SUMMING_DOUBT.times(all_reduce_seconds(work, workers, workers, 0.0)))
+    return step
 
 
 def is_compiled(plan: StepPlan, config: TrainConfig, devices: int) -> bool:

@@ -68,20 +68,15 @@ class Fit:
     @property
     def gib(self) -> str:
         """Returns the needed and the available memory, as `1.2 - 3.4 of 22.3`."""
-        return (
-            f"{self.needed.low / GIB:.1f} - {self.needed.high / GIB:.1f} of"
-            f" {self.available / GIB:.1f}"
-        )
+        needed = f"{self.needed.low / GIB:.1f} - {self.needed.high / GIB:.1f}"
+        return f"{needed} of {self.available / GIB:.1f}"
 
     @property
     def words(self) -> str:
         """Returns a line with the needed and available memory, the largest batch and the
         options."""
-        batch = (
-            f"a global batch of {self.largest_batch:,} fits"
-            if self.largest_batch
-            else "no batch fits"
-        )
+        some = f"a global batch of {self.largest_batch:,} fits"
+        batch = some if self.largest_batch else "no batch fits"
         options = f", this one with {' or '.join(map(str, self.options))}" if self.options else ""
         return f"needs {self.gib} GiB; {batch}{options}"
 
@@ -100,14 +95,10 @@ def fit_on(plan: StepPlan, config: TrainConfig, tier: Tier, table: Machines) -> 
     verdict = (
         FITS if required.high <= available else TOO_LARGE if required.low > available else NEAR
     )
-    limit = (available - 1.5 * _overhead(plan, config, tier)) / (
-        plan.memory.worst_order * FRAGMENTS
-    )
-    largest = (
-        largest_rows(plan.memory.lines(config, gpu=bool(tier.accelerators)), limit)
-        * micro_batches
-        * tier.devices
-    )
+    worst = plan.memory.worst_order * FRAGMENTS
+    limit = (available - 1.5 * _overhead(plan, config, tier)) / worst
+    most_rows = largest_rows(plan.memory.lines(config, gpu=bool(tier.accelerators)), limit)
+    largest = most_rows * micro_batches * tier.devices
     options = (
         [] if verdict == FITS else [*_memory_options(plan, config, tier, gpu, required, available)]
     )
@@ -159,9 +150,8 @@ def _needed(plan: StepPlan, config: TrainConfig, tier: Tier) -> Interval:
     rows = config.global_batch_size // tier.devices / config.micro_batches_on(tier.devices)
     held = peak_of(plan.memory.lines(config, gpu=bool(tier.accelerators)), rows)
     worst = held * plan.memory.worst_order * FRAGMENTS
-    return Interval(held * _LEAST, held, worst).plus(
-        Interval(0.5, 1.0, 1.5).times(_overhead(plan, config, tier))
-    )
+    overhead = Interval(0.5, 1.0, 1.5).times(_overhead(plan, config, tier))
+    return Interval(held * _LEAST, held, worst).plus(overhead)
 
 
 def _overhead(plan: StepPlan, config: TrainConfig, tier: Tier) -> float:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import secrets
 import signal
 import socket
@@ -17,6 +18,7 @@ from threading import Event, Thread
 from types import FrameType
 from typing import IO, Any, NamedTuple
 
+from deploy.tiers.spec_rules import task_of
 from deploy.tiers.tier import Tier
 from trainer.base.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, UserError
 from trainer.base.limit_watch import ask_gpus
@@ -63,15 +65,11 @@ def local_workers(
     `arguments`: as a `Workload` has them. `command`: what the user typed, for run.json; if it is
         empty, the chief's own command is recorded.
     """
-    pools = tier.spec["workerPoolSpecs"][:2]
-    counts = [int(pool.get("replicaCount", 1)) for pool in pools]
-    addresses = iter(free_addresses(sum(counts)))
-    devices = _devices(tier.accelerators, sum(counts))
-    cluster = {
-        f"workerpool{pool}": [next(addresses) for _ in range(count)]
-        for pool, count in enumerate(counts)
-        if count
-    }
+    addresses = free_addresses(tier.workers)
+    devices = _devices(tier.accelerators, tier.workers)
+    cluster = {"workerpool0": addresses[:1]}
+    if others := addresses[1:]:
+        cluster["workerpool1"] = others
     # Each worker gets its part of this process's cores; if there are more workers than cores, they
     # share them.
     cores = (
@@ -79,7 +77,7 @@ def local_workers(
         if hasattr(os, "sched_getaffinity")
         else list(range(os.cpu_count() or 1))
     )
-    share = max(1, len(cores) // sum(counts))
+    share = max(1, len(cores) // tier.workers)
     shared = {
         "CLOUD_ML_JOB_ID": job_id,
         "CLOUD_ML_PROJECT_ID": "0",
@@ -93,41 +91,47 @@ def local_workers(
         **program.variables,
     }
     result: list[LocalWorker] = []
-    for pool_index, (pool, role) in enumerate(zip(pools, ("chief", "worker"), strict=False)):
-        pool_name = f"workerpool{pool_index}"
-        task = pool.get("pythonPackageSpec") or pool["containerSpec"]
-        tier_variables = {
+    roles = ("chief", "worker")
+    for number in range(tier.workers):
+        pool = min(number, 1)
+        index = number - pool
+        task = task_of(tier.spec["workerPoolSpecs"][pool])
+        variables = {
             variable["name"]: variable.get("value", "") for variable in task.get("env", [])
         }
         # The module in a command such as `python -m MODULE`; an image's own entry point is assumed
         # to be the trainer.
-        image_module = task.get("command", [])[2:] if task.get("command", [])[1:2] == ["-m"] else []
-        worker_module = (
-            program.module or task.get("pythonModule") or "".join(image_module) or "trainer.task"
+        command_module = re.match("[^ ]+ -m ([^ ]+)", " ".join(task.get("command", [])))
+        in_command = command_module[1] if command_module else "trainer.task"
+        # Vertex AI sets TF_CONFIG and CLUSTER_SPEC for a single worker, too.
+        spec = {
+            "cluster": cluster,
+            "environment": "cloud",
+            "task": {"type": f"workerpool{pool}", "index": index},
+        }
+        config = {
+            "cluster": dict(zip(roles, cluster.values(), strict=False)),
+            "environment": "cloud",
+            "task": {"type": roles[pool], "index": index, "cloud": job_id},
+        }
+        environment = {
+            **variables,
+            **shared,
+            **devices[number],
+            "TF_CONFIG": json.dumps(config),
+            "CLUSTER_SPEC": json.dumps(spec),
+        }
+        own_cores = (cores[(number * share + core) % len(cores)] for core in range(share))
+        result.append(
+            LocalWorker(
+                f"workerpool{pool}-{index}",
+                program.module or task.get("pythonModule", in_command),
+                (*task.get("args", []), *arguments),
+                environment,
+                frozenset(own_cores),
+                program.folder,
+            )
         )
-        for index in range(counts[pool_index]):
-            # Vertex AI sets TF_CONFIG and CLUSTER_SPEC for a single worker, too.
-            spec = {
-                "cluster": cluster,
-                "environment": "cloud",
-                "task": {"type": pool_name, "index": index},
-            }
-            config = {
-                "cluster": dict(zip(("chief", "worker"), cluster.values(), strict=False)),
-                "environment": "cloud",
-                "task": {"type": role, "index": index, "cloud": job_id},
-            }
-            cluster_variables = {"TF_CONFIG": json.dumps(config), "CLUSTER_SPEC": json.dumps(spec)}
-            number = len(result)
-            own_cores = frozenset(
-                cores[(number * share + core) % len(cores)] for core in range(share)
-            )
-            environment = {**tier_variables, **shared, **devices[number], **cluster_variables}
-            flags = (*task.get("args", []), *arguments)
-            name = f"{pool_name}-{index}"
-            result.append(
-                LocalWorker(name, worker_module, flags, environment, own_cores, program.folder)
-            )
     return result
 
 
@@ -178,8 +182,7 @@ EXIT_TIMEOUT_S = 20.0
 _POLL_S = 0.05
 
 
-@dataclass(frozen=True)
-class JobEnd:
+class JobEnd(NamedTuple):
     """Holds how a local job ended."""
 
     code: int  # an exit code of the trainer

@@ -11,9 +11,9 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from deploy.base.console import say
 from deploy.packaging.images import check_image, installs, remembered
@@ -43,8 +43,7 @@ _WAIT_S = 5.0
 _OPERATION_S = 1800.0
 
 
-@dataclass(frozen=True)
-class ModelVersion:
+class ModelVersion(NamedTuple):
     """Holds a registered version. `name`: the resource name of its model; `artifact`: the address
     of its files."""
 
@@ -134,8 +133,7 @@ def _version(model: Content) -> ModelVersion:
         )
 
 
-@dataclass(frozen=True)
-class Registration:
+class Registration(NamedTuple):
     """Holds a version to register: the model in the form of the API, and its files, which must be
     uploaded first."""
 
@@ -180,7 +178,7 @@ def read_registration(
     folder = Staged(address, "run").fetch(read, quiet=True) if address else expanded(run)
     about = read_servable(folder / MODEL, f"{run}/{MODEL}", whole=address is None)
     info = read_run_info(folder)[0]
-    (result, _) = read_result(folder)
+    result = read_result(folder)[0]
     description = {
         "run": run,
         "recipe": mapping(info, "config").get("recipe"),

@@ -55,17 +55,13 @@ class Platform:
     def logs(
         self, name: str, since: float, worker: str = "", last: int = 0
     ) -> Sequence[tuple[str, WatchLine]]:
-        """Returns pairs of an identifier and a log line of a job, in any order.
+        """Returns pairs of an identifier and a log line of a job, in chronological order.
 
         `since`: the earliest time, in seconds since 1970; `worker`: if given, only its lines;
             `last`: if given, only this many of the newest lines.
         """
         query = f'resource.type="ml_job" AND resource.labels.job_id="{name.rsplit("/", 1)[-1]}"'
-        begins = (
-            datetime.fromtimestamp(since, UTC)
-            .isoformat(timespec="microseconds")
-            .replace("+00:00", "Z")
-        )
+        begins = f"{datetime.fromtimestamp(since, UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
         query += f' AND timestamp>="{begins}"' if since else ""
         query += f' AND resource.labels.task_name="{worker}"' if worker else ""
         url = f"{address('LOGGING', 'https://logging.googleapis.com')}/v2/entries:list"
@@ -88,7 +84,7 @@ class Platform:
                 about = place.get("task_name", ""), entry.get("severity", "DEFAULT")
                 line = WatchLine(parse_time(str(entry["timestamp"])) or 0.0, text.rstrip(), *about)
                 lines.append((entry.get("insertId", ""), line))
-        return lines
+        return sorted(lines, key=lambda entry: (entry[1].time, entry[0]))
 
     def cancel(self, name: str) -> None:
         """Requests a job's cancellation and returns at once; `get` shows when the job is over."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from deploy.platform.retries import ApiError, unreadable_as_lost
 from deploy.tiers.spec_rules import machine_of
@@ -94,8 +94,7 @@ class WatchLine:
         return f"{time}  {f'{self.worker}  ' * bool(self.severity)}{severity}{self.text}"
 
 
-@dataclass(frozen=True)
-class CustomJob:
+class CustomJob(NamedTuple):
     """Holds the request that creates a job. `spec` is a CustomJobSpec."""
 
     display_name: str
@@ -168,9 +167,5 @@ def created_name(name: Any) -> str:
 
 
 def parse_time(time: str) -> float | None:
-    """Converts a time of RFC 3339, with up to nine fractional digits, to seconds since 1970; "" to
-    None."""
-    if not time:
-        return None
-    whole, _, fraction = time.removesuffix("Z").partition(".")
-    return datetime.fromisoformat(f"{whole}+00:00").timestamp() + float(f"0.{fraction or 0}")
+    """Converts a time of RFC 3339 to seconds since 1970, to a microsecond; "" to None."""
+    return datetime.fromisoformat(time).timestamp() if time else None

@@ -2,8 +2,8 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from deploy.report.run_reader import RunRecord
 from deploy.tiers.tier import TierFacts
@@ -25,8 +25,7 @@ _REPEAT = "repeat-"
 _OF_A_RUN = (*RUN_FILES, BILLED)  # a folder with one of these files is a run
 
 
-@dataclass(frozen=True)
-class TierRuns:
+class TierRuns(NamedTuple):
     """Holds the runs of one tier, its repeats. `tier` is None if the machine is not known."""
 
     name: str
@@ -37,8 +36,7 @@ class TierRuns:
     spot: bool = False  # on machines that may be taken away
 
 
-@dataclass(frozen=True)
-class Collection:
+class Collection(NamedTuple):
     """Holds the tiers of a report, and what is known of the comparison that ran them."""
 
     tiers: tuple[TierRuns, ...]
@@ -108,9 +106,9 @@ def _collect(folder: Path) -> Collection:
         tier_folder = tier_folder.parent if tier_folder.name.startswith(_REPEAT) else tier_folder
         compared = _comparison(tier_folder.parent)
         tiers = tuple(
-            replace(tier, runs=runs) for tier in compared.tiers if tier.name == tier_folder.name
+            tier._replace(runs=runs) for tier in compared.tiers if tier.name == tier_folder.name
         )
-        return replace(compared, tiers=tiers or (TierRuns(tier_folder.name, runs),))
+        return compared._replace(tiers=tiers or (TierRuns(tier_folder.name, runs),))
     groups = tuple(
         TierRuns(child.name, runs) for child in sorted(folder.iterdir()) if (runs := _runs(child))
     )

@@ -76,10 +76,19 @@ def html_table(
     titles: Sequence[str], lines: Sequence[Sequence[str]], below: Sequence[str] = ()
 ) -> str:
     """Returns a table as HTML for a notebook, with the lines `below` as paragraphs under it."""
-    rows = [[f"<th>{html.escape(title)}</th>" for title in titles]]
-    rows += [[f"<td>{html.escape(cell)}</td>" for cell in line] for line in lines]
-    table = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
-    return f"<table>{table}</table>{''.join(f'<p>{html.escape(line)}</p>' for line in below)}"
+    paragraphs = (f"<p>{html.escape(line)}</p>" for line in below)
+    return f"<table>{html_rows(titles, *lines)}</table>{''.join(paragraphs)}"
+
+
+def html_rows(*lines: Sequence[str]) -> str:
+    """Returns the rows of a table whose first line and first column are titles."""
+    head, *body = ([html.escape(cell) for cell in line] for line in lines)
+    titles = "".join(f'<th scope="col">{name}</th>' for name in head)
+    rows = [
+        f'<tr><th scope="row">{title}</th><td>{"</td><td>".join(values)}</td></tr>'
+        for title, *values in body
+    ]
+    return f"<thead><tr>{titles}</tr></thead>\n<tbody>{''.join(rows)}</tbody>"
 
 
 def terminal_table(titles: Sequence[str], lines: Sequence[Sequence[str]], left: int = 1) -> str:

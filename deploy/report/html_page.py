@@ -11,7 +11,7 @@ from typing import Any
 from deploy.base.console import say
 from deploy.report import plots
 from deploy.report.collection import Collection, collect
-from deploy.report.formatting import grouped
+from deploy.report.formatting import grouped, html_rows
 from deploy.report.measures import Rows, loss_curve, summarize
 from deploy.report.table import notes, shown, to_json, to_markdown, to_terminal
 from deploy.report.verdict import verdict
@@ -79,10 +79,8 @@ def to_html(
         command = tier.command or next((str(run.info.get("command", "")) for run in tier.runs), "")
         commands.append((command, tier.name))
         if tier.runs and (file := tier.runs[0].sample):
-            image = (
-                f'<img alt="samples of {html.escape(tier.name)}"'
-                f' src="{_data(file.read_bytes(), "png")}">'
-            )
+            source = _data(file.read_bytes(), "png")
+            image = f'<img alt="samples of {html.escape(tier.name)}" src="{source}">'
             samples.append(_figure(tier.name, f"step {step_of(file.stem)}", image))
     page, style = (
         Path(__file__).with_name(name).read_text(encoding="utf-8")
@@ -95,8 +93,8 @@ def to_html(
         answer=html.escape(sentences[0]),
         pictures="\n".join(pictures),
         verdict=_items(sentences[1:]),
-        first=_table(shown(rows, first=True)),
-        measures=_table(shown(rows)),
+        first=html_rows(*shown(rows, first=True)),
+        measures=html_rows(*shown(rows)),
         notes=_items(remarks),
         samples="\n".join(samples),
         commands="\n".join(
@@ -109,17 +107,6 @@ def to_html(
 
 def _items(lines: Iterable[str]) -> str:
     return "\n".join(f"<li>{html.escape(line)}</li>" for line in lines)
-
-
-def _table(lines: Sequence[Sequence[str]]) -> str:
-    """Returns the rows of a table whose first line and first column are titles."""
-    cells = [[html.escape(cell) for cell in line] for line in lines]
-    head = "".join(f'<th scope="col">{name}</th>' for name in cells[0][1:])
-    body = [
-        f'<tr><th scope="row">{title}</th><td>{"</td><td>".join(values)}</td></tr>'
-        for title, *values in cells[1:]
-    ]
-    return f"<thead><tr><td></td>{head}</tr></thead>\n<tbody>{''.join(body)}</tbody>"
 
 
 def _data(content: bytes, form: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from deploy.report.collection import Collection, TierRuns
 from deploy.report.formatting import figures, money, percent
@@ -310,8 +310,7 @@ class TierSummary:
 Rows = Sequence[TierSummary]
 
 
-@dataclass(frozen=True)
-class Measure:
+class Measure(NamedTuple):
     """Describes a measure of a tier.
 
     `key`: its name in JSON. `title`: its name in tables, with the unit; "" if tables do not show

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from deploy.report.collection import TierRuns
-from deploy.report.formatting import figures, money
+from deploy.report.formatting import figures, money, unit_of_time
 from deploy.report.measures import Rows, TierSummary, loss_curve
 from trainer.base.errors import UserError
 
@@ -78,14 +78,14 @@ def time_and_money(figure: "Figure", rows: Rows) -> None:
 
     Bars end at medians; whiskers reach from the lowest to the highest repeat.
     """
+    import numpy as np
+
     rows = measured(rows)
     seconds = [[row.seconds_of(run) or 0.0 for run in row.done] for row in rows]
     usd = [[row.usd_of(run) or 0.0 for run in row.done] for row in rows]
     most = max(map(max, seconds))
-    unit, name = (
-        (3600, "hours") if most >= 3600 else (60, "minutes") if most >= 180 else (1, "seconds")
-    )
-    times = [[value / unit for value in values] for values in seconds]
+    name, hours = unit_of_time(most / 3600)
+    times = [[value / 3600 / hours for value in values] for values in seconds]
     panels: list[tuple[str, list[list[float]], Callable[[float], str]]] = [
         (f"{name} a run", times, figures)
     ]
@@ -95,25 +95,16 @@ def time_and_money(figure: "Figure", rows: Rows) -> None:
     grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for index, (axes, (title, values, show)) in enumerate(zip(grid, panels, strict=True)):
         ends = [(min(each), statistics.median(each), max(each)) for each in values]
-        middles = [middle for _, middle, _ in ends]
-        whiskers = [
-            [middle - low for low, middle, _ in ends],
-            [high - middle for _, middle, high in ends],
-        ]
-        axes.barh(
-            range(len(rows)),
-            middles,
-            height=0.6,
-            color=f"C{index}",
-            xerr=whiskers,
-            ecolor="grey",
-            capsize=3,
-        )
-        for place, (_, middle, high) in enumerate(ends):
-            text = show(middle) if middle else "no price"
-            axes.annotate(text, (high, place), (5, 0), textcoords="offset points", va="center")
+        low, middle, high = np.array(ends).T
+        color = {"color": f"C{index}", "ecolor": "grey"}
+        whiskers = (middle - low, high - middle)
+        axes.barh(range(len(rows)), middle, height=0.6, xerr=whiskers, capsize=3, **color)
+        for place, value in enumerate(middle):
+            text = show(value) if value else "no price"
+            beside = {"textcoords": "offset points", "va": "center"}
+            axes.annotate(text, (high[place], place), (5, 0), **beside)
         axes.set_title(title, loc="left", fontsize=10)
-        axes.set_xlim(0, 1.35 * max(high for *_, high in ends))
+        axes.set_xlim(0, 1.35 * max(high))
         axes.locator_params("x", nbins=4)
         axes.tick_params("y", length=0)
     grid[0].set_yticks(range(len(rows)), [row.tier for row in rows])

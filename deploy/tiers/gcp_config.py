@@ -77,8 +77,9 @@ def read_project(flag: str) -> str:
     return project
 
 
-def needed_project(project: str) -> str:
-    """Returns `project`. Raises UserError if it is empty."""
+def needed_project(flag: str) -> str:
+    """Returns the project of the flag, or else gcloud's. Raises UserError if neither is set."""
+    project = read_project(flag)
     if not project:
         raise UserError("project is missing: use --project=ID, or `gcloud config set project ID`")
     return project

@@ -45,14 +45,14 @@ FLEX_START = re.compile(
 def check_spec(spec: Spec, name: str) -> None:
     """Raises UserError, with a message that begins with `name`, for the first error in a
     CustomJobSpec."""
-    check_shape(spec, name)
+    check_value(spec, "CustomJobSpec", name)
     pools = spec["workerPoolSpecs"]
     table = load_machines()
     for place, pool in enumerate(pools):
         # What each worker runs, and how many there are.
         where = f"{name}: workerPoolSpecs[{place}]"
         count = int(pool.get("replicaCount", 1))
-        task = pool.get("containerSpec") or pool.get("pythonPackageSpec", {})
+        task = task_of(pool)
         ended = next((key for key in ("executorImageUri", "packageUris") if key in task), "")
         if ("containerSpec" in pool) == ("pythonPackageSpec" in pool):
             raise UserError(
@@ -134,11 +134,6 @@ def check_spec(spec: Spec, name: str) -> None:
             f"{name}: scheduling.timeout={timeout} ends the job at once, since starting takes"
             ' minutes: write "86400s"'
         )
-    if "tensorboard" in spec and "serviceAccount" not in spec:
-        raise UserError(
-            f"{name}: tensorboard without serviceAccount: the job could not write to it: add"
-            " serviceAccount: NAME@PROJECT.iam.gserviceaccount.com to the tier"
-        )
     for kind, accelerator, _ in map(machine_of, pools):
         only = table.machines[kind].strategies
         if only and strategy not in only:
@@ -154,12 +149,6 @@ def check_spec(spec: Spec, name: str) -> None:
             )
 
 
-def check_shape(spec: Spec, name: str) -> None:
-    """Raises UserError, with a message that begins with `name`, for an unknown field or a value of
-    a wrong type."""
-    _check_value(spec, "CustomJobSpec", name)
-
-
 def check_format(field: str, text: Any, where: str) -> None:
     """Raises UserError, naming the place `where`, unless the text has the format of `field` in
     schema.yaml.
@@ -171,7 +160,7 @@ def check_format(field: str, text: Any, where: str) -> None:
         raise UserError(f"{where}={text}: {advice}")
 
 
-def _check_value(value: Any, kind: str, where: str) -> None:
+def check_value(value: Any, kind: str, where: str) -> None:
     """Raises UserError, naming the place in the spec, for the first part of `value` that is not of
     the type `kind`.
 
@@ -183,7 +172,7 @@ def _check_value(value: Any, kind: str, where: str) -> None:
                 f"{where}: must be a list, not {_shown(value)}: begin each item with '- '"
             )
         for index, item in enumerate(value):
-            _check_value(item, kind[:-2], f"{where}[{index}]")
+            check_value(item, kind[:-2], f"{where}[{index}]")
     elif kind in MESSAGES:
         fields = MESSAGES[kind]
         if not isinstance(value, Mapping):
@@ -197,7 +186,7 @@ def _check_value(value: Any, kind: str, where: str) -> None:
                     f"{where}: unknown key {str(key)!r}{hint} Known: {', '.join(fields)}"
                 )
             place = f"{where}.{key}" if kind != "CustomJobSpec" else f"{where}: {key}"
-            _check_value(inner, fields[key], place)
+            check_value(inner, fields[key], place)
             if f"{kind}.{key}" in _TABLES["formats"]:
                 check_format(f"{kind}.{key}", inner, place)
         for key, advice in _TABLES["required"].get(kind, {}).items():
@@ -236,6 +225,11 @@ def machine_of(pool: Spec) -> tuple[str, str, int]:
     machine = pool.get("machineSpec", {})
     count = int(machine.get("acceleratorCount", 0))
     return machine.get("machineType", ""), machine.get("acceleratorType", ""), count
+
+
+def task_of(pool: Spec) -> Any:
+    """Returns what each worker of a pool runs; {} if the spec does not say it."""
+    return pool.get("containerSpec") or pool.get("pythonPackageSpec") or {}
 
 
 def check_same_region(name: str, resource: str, region: str) -> None:

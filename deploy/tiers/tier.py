@@ -3,7 +3,6 @@ exist."""
 
 import os
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -87,9 +86,14 @@ class Tier(TierFacts):
         return TierFacts(*(getattr(self, field.name) for field in fields(TierFacts)))
 
     @property
+    def scheduling(self) -> Mapping[str, Any]:
+        """Returns what the spec says of when the job may run."""
+        return self.spec.get("scheduling") or {}
+
+    @property
     def strategy(self) -> str:
         """Returns the scheduling strategy: STANDARD, SPOT or FLEX_START."""
-        return str(self.spec.get("scheduling", {}).get("strategy", "STANDARD"))
+        return str(self.scheduling.get("strategy", "STANDARD"))
 
     @property
     def resource(self) -> str:
@@ -104,7 +108,7 @@ class Tier(TierFacts):
     @property
     def timeout_s(self) -> float:
         """Returns the seconds after which Vertex AI ends the job."""
-        timeout = self.spec.get("scheduling", {}).get("timeout")
+        timeout = self.scheduling.get("timeout")
         return float(timeout[:-1]) if timeout else DEFAULT_TIMEOUT_S
 
     @property
@@ -178,11 +182,11 @@ def read_tiers(
         own strategy, and no price for others. Raises UserError if a tier is given twice, or a price
         is for a tier that is not given.
     """
-    loaded = [load_tier(name, price_file, changes) for name in names]
-    tiers = {tier.name: tier for tier in loaded}
-    if len(tiers) < len(loaded):
-        ((twice, _),) = Counter(tier.name for tier in loaded).most_common(1)
-        raise UserError(f"{twice} is given twice: tiers are named after their files")
+    tiers = dict[str, Tier]()
+    for tier in (load_tier(name, price_file, changes) for name in names):
+        if tier.name in tiers:
+            raise UserError(f"{tier.name} is given twice: tiers are named after their files")
+        tiers[tier.name] = tier
     check_tiers(usd_by_tier, list(tiers), "price_per_hour")
     for name, usd in usd_by_tier.items():
         tiers[name] = replace(tiers[name], price=Price(), price_per_hour=usd)
@@ -230,11 +234,8 @@ def _tier(
             "bootDiskSizeGb": 100,
             **pool.get("diskSpec", {}),
         }
-        usd = (
-            float(disk["bootDiskSizeGb"])
-            * table.disk_gib_month[disk["bootDiskType"]]
-            / HOURS_A_MONTH
-        )
+        a_month = table.disk_gib_month[disk["bootDiskType"]]
+        usd = float(disk["bootDiskSizeGb"]) * a_month / HOURS_A_MONTH
         price = price.plus(table.price(*machine).plus(Price(usd, usd, usd)), count)
     known = price.known_under(spec.get("scheduling", {}).get("strategy", "STANDARD"))
     return Tier(name, *machine_of(pools[0]), sum(counts[:2]), known, spec=spec, price=price)
@@ -257,13 +258,8 @@ def find_tier(name: str) -> Path:
 
 def tier_names() -> list[str]:
     """Returns the names of all tiers in the user's job_configs/ and in the package's."""
-    return sorted(
-        {
-            path.stem
-            for folder in (Path("job_configs"), JOB_CONFIGS)
-            for path in folder.glob("*.yaml")
-        }
-    )
+    files = (*Path("job_configs").glob("*.yaml"), *JOB_CONFIGS.glob("*.yaml"))
+    return sorted({path.stem for path in files})
 
 
 def check_tiers(names: Iterable[str], known: Sequence[str], flag: str = "") -> None:

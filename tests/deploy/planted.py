@@ -160,6 +160,7 @@ def plant(
             "metrics": {"accuracy": 0.9, **final},
             **({"quality": dict(quality)} if quality else {}),
         },
+        "history": {"loss": [*losses]} if epochs else {},
     }
     folder = Path(place)
     folder.mkdir(parents=True)

@@ -57,6 +57,7 @@ def test_a_run_on_two_replicas_prints_its_decisions(
     done = run(*flags, f"--job_dir={tmp_path}", "--replicas=2", "--report_every_steps=3")
     assert (done.returncode, done.stderr) == (0, "")
     patterns = [
+        r"loads TensorFlow …",
         r"global batch 8 = 2 replicas x 4 on CPU:0, CPU:1",
         r"trains \w+ on 1,797 examples of digits, 16x16x1",
         r"starts from scratch",

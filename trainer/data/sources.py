@@ -62,12 +62,14 @@ def load_dataset(config: TrainConfig, *, trains: bool = True) -> Dataset:
         raise UserError(f"data={config.data}: cannot be read: {error}") from None
 
     # The settings must fit the data.
-    expected = (config.image_size, config.image_size, config.channels)
-    for examples in filter(None, (dataset.train, dataset.evaluation)):
-        if examples.image_shape not in (None, expected):
+    shapes = [examples.image_shape for examples in (dataset.train, dataset.evaluation) if examples]
+    # Of data without images nothing reads these settings, so that giving them is refused.
+    for shape in filter(None, shapes):
+        expected = (config.image_size, config.image_size, config.channels)
+        if shape != expected:
             raise UserError(
-                f"data={config.data}: images are {examples.image_shape}, but the settings require"
-                f" {expected}: change image_size or channels, or prepare the data again"
+                f"data={config.data}: images are {shape}, but the settings require {expected}:"
+                " change image_size or channels, or prepare the data again"
             )
     count = dataset.train.count if trains else config.global_batch_size
     if count < config.global_batch_size:

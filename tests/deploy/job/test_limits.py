@@ -194,7 +194,7 @@ def test_a_job_with_a_plan_may_take_three_times_its_upper_end(
     monkeypatch.setenv("XDG_CACHE_HOME", "cache")
     keep_plan(JOB)
     for flag, limit_s in (("--steps=4", 1800), ("--steps=400000", 0), ("--timeout=5h", 18000)):
-        command = ["a100-80x8", "--project=p", *CAPPED[1:3], *JOB, flag, "--dry_run"]
+        command = ["a100-80x8", "--project=p", *WHERE, *IMAGE, *JOB, flag, "--dry_run"]
         request = parse_verb(submit.SubmitFlags, command, USAGE)
         (job,) = prepare_submission(request, Session()).jobs
         priced = estimate(job)

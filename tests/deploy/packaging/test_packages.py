@@ -14,7 +14,6 @@ import pytest
 import yaml
 
 from deploy.__main__ import main
-from deploy.cli import image
 from deploy.packaging import distributions
 from deploy.packaging import packages as package
 from deploy.packaging.distributions import requirements
@@ -219,7 +218,6 @@ def test_an_image_is_built_from_a_clean_copy(monkeypatch: Patch, typed: Command)
     uri = "us-docker.pkg.dev/my-proj/repo/trainer:1"
     flags = ["--tensorflow=tensorflow[and-cuda]>=2.20,<2.22", "--project=my-proj"]
     flags.append(f"--package={mine()}")
-    monkeypatch.setattr(image, "DIST", Path("dist"))
     shown = typed("image", f"--image={uri}", "--dry-run", *flags)
     context = Path("dist/image")
     assert (

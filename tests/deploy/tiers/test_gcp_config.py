@@ -13,8 +13,10 @@ from tests.support import refused
 from trainer.base.storage.login import gcloud_property
 
 
-def test_the_environment_wins_and_nothing_configured_is_empty(monkeypatch: Patch) -> None:
-    folder = Path("gcloud")
+def test_the_environment_wins_and_nothing_configured_is_empty(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    folder = tmp_path / "gcloud"
     assert gcloud_property("core", "project") == ""
     (folder / "configurations").mkdir(parents=True)
     (folder / "active_config").write_text("work\n")

@@ -48,8 +48,11 @@ def call(address: str) -> socket.socket:
 
 
 def end_watching(*workers: Peers) -> None:
-    """Ends the threads of all of them together: one that sees the loss of another later would end
-    this process."""
+    """Ends the threads of all of them: none takes the end of another for a loss, at which it would
+    end this process."""
+    for worker in workers:
+        for peer in worker._peers:
+            peer.done = True
     for worker in workers:
         worker._over.set()
     for worker in workers:
@@ -227,6 +230,7 @@ def test_a_worker_is_lost_only_if_its_count_does_not_rise(
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     (peer,) = chief._peers
     peer.closed = False
+    peer.done = False
 
     def pass_seconds(count: int) -> None:
         for _ in range(count):

@@ -171,7 +171,7 @@ def test_class_folders_below_train_and_val(tmp_path: Path, capsys: Capture) -> N
     (tmp_path / "train" / "red" / "gone.png").symlink_to("nowhere")
     start_logging()
     dataset = load(tmp_path, channels=3)
-    assert f"warning: data={tmp_path}: 7 files are not read: 2 .heic, 1 " in capsys.readouterr().out
+    assert f"warning: data={tmp_path}: 7 files are not read: 2 .heic, 1 " in capsys.readouterr().err
     assert dataset.notes["left_out"] == {
         ".heic": 2,
         ".txt": 1,

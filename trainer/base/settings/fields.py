@@ -88,9 +88,12 @@ class Setting:
     used_by: str = ""
 
 
-def setting(default: Any = dataclasses.MISSING, meaning: str = "", **rules: Any) -> Any:
-    """Returns a dataclass field whose metadata are the values of `Setting(meaning, **rules)`."""
-    metadata = vars(Setting(meaning, **rules))
+def setting(
+    default: Any = dataclasses.MISSING, meaning: str = "", metavar: str = "", **rules: Any
+) -> Any:
+    """Returns a dataclass field whose metadata are the values of `Setting(meaning, metavar=metavar,
+    **rules)`."""
+    metadata = vars(Setting(meaning, metavar=metavar, **rules))
     if isinstance(default, dict):
         return dataclasses.field(default_factory=default.copy, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
