@@ -412,7 +412,7 @@ def _gather(
                         link.close()
 
         # All start, or are told of the first worker that differs.
-        refusals: list[UserError] = []
+        refusals = []
         for link, runs_there in workers.values():
             if names := differing(runs, runs_there):
                 refusals.append(unlike(cluster.name(link.index), "run the same job", names))
@@ -429,7 +429,7 @@ def _gather(
 def differing(chief: Values, worker: Values) -> str:
     """Returns the names and values that differ, at most three; empty if all are equal."""
     names = [name for name in {**chief, **worker} if chief.get(name) != worker.get(name)]
-    lines: list[str] = []
+    lines = []
     for name in names[:3]:
         ours = shortened(repr(chief.get(name)))
         theirs = shortened(repr(worker.get(name)))

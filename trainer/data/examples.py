@@ -130,8 +130,8 @@ def rows_in(parts: Sequence[Nest]) -> int:
 
     Raises UserError if they differ, or if there are no rows.
     """
-    counts: list[int] = []
-    names: list[str] = []
+    counts = []
+    names = []
     for name, part in zip(PARTS, parts, strict=False):
         for leaf in tf.nest.flatten(part):
             counts.append(len(leaf) if leaf.ndim else 0)

@@ -44,7 +44,7 @@ def files_of(config: TrainConfig) -> dict[str, Any]:
     location = split_kind(config.data)[1]
     if address := parse(location, "data"):
         begin = len(address.prefix)
-        files: list[tuple[str, int, str]] = []
+        files = []
         for remote in listing(address):
             checksum = remote.crc32c or f"{remote.generation}"
             files.append((remote.address.name[begin:], remote.size, checksum))

@@ -110,7 +110,7 @@ def _assigned_in_parts(walk: Walk, first: StepTrace) -> list[str]:
     for layer in all_layers(first.model):
         if isinstance(layer, keras.layers.BatchNormalization):
             averages |= {variable.path for variable in layer.non_trainable_variables}
-    names: list[str] = []
+    names = []
     for assignment in walk.assignments:
         variable = assignment.variable
         if variable.is_metric or variable.updated or variable.name in averages:

@@ -479,7 +479,7 @@ def _differences(
     optimizer = ModelInterface.of(alone.model).optimizer
     rate = getattr(optimizer, "learning_rate", config.learning_rate)
     hundred_updates = 100 * COMPARED_STEPS * float(keras.ops.convert_to_numpy(rate))
-    differences: list[float] = []
+    differences = []
     for a, b in zip(alone.weights, together.weights, strict=True):
         size = max(float(np.linalg.norm(a)), hundred_updates * np.sqrt(a.size), 1e-30)
         differences.append(float(np.nan_to_num(np.linalg.norm(a - b), nan=np.inf)) / size)

@@ -98,7 +98,7 @@ class RunState:
 
     def values_of_epochs(self) -> dict[str, list[float]]:
         """Returns the values of each epoch so far, by name, like History.history of `fit`."""
-        epochs: dict[str, list[float]] = {}
+        epochs = {}
         for name, values in self.history.history.items():
             epochs[name] = [float(value) for value in values if isinstance(value, SupportsFloat)]
         return epochs

@@ -69,8 +69,8 @@ class ServedModel:
             makes_images = self.about.latent_dim and outputs.dtype != tf.uint8
             return to_uint8(outputs) if makes_images else outputs
 
-        signature: list[tf.TensorSpec] = []
-        self._row_specs: dict[str, tuple[tuple[int | None, ...], np.dtype[Any]]] = {}
+        signature = []
+        self._row_specs: dict[str, Any] = {}
         for key, spec in specs.items():
             dtype = tf.uint8 if self.about.image else spec.dtype
             signature.append(tf.TensorSpec(spec.shape, dtype))
@@ -184,7 +184,7 @@ class ServedModel:
     def images(self, *inputs: Any) -> UInt8Array:
         """Returns a generator's images (count, height, width, channels) from noise (count,
         latent_dim) and labels."""
-        images: list[UInt8Array] = []
+        images = []
         for begin in range(0, len(inputs[0]), _IMAGES):
             rows = [part[begin : begin + _IMAGES] for part in inputs]
             images.append(self._call(*rows).numpy())
@@ -392,7 +392,7 @@ def _answer_lines(
             part_numbers = [numbers[place] for place in places[begin:]]
             results |= zip(part_numbers, model.answer(part), strict=False)
     answers: list[Any] = []
-    errors: list[Any] = []
+    errors = []
     for row, value in sorted(results.items()):
         if isinstance(value, BadRow):
             errors.append({"row": row, "error": str(value)})

@@ -75,7 +75,7 @@ class StartedJob:
             files = files_of(config)
         except (UserError, PlatformFault, OSError) as error:
             files = {"listing of data": f"failed: {error}"}
-        sources: list[bytes] = []
+        sources = []
         for function in (config.model, config.data, config.callbacks):
             sources += [path.read_bytes() for _, path in own_sources(function)]
         code = hashlib.sha256(b"".join(sources)).hexdigest()[:16] if sources else ""

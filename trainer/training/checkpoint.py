@@ -109,7 +109,7 @@ class ReplicaCounts:
 
     def _variables(self) -> dict[str, list[Any]]:
         """Returns by name the part of each variable on each of this worker's replicas."""
-        parts: dict[str, list[Any]] = {}
+        parts = {}
         of_metrics = itertools.chain(*(metric.variables for metric in self.model.metrics))
         for number, variable in enumerate(of_metrics):
             value = variable.value if isinstance(variable, keras.Variable) else variable
