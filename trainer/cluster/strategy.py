@@ -48,7 +48,7 @@ class Replicas:
     micro_batches: int = 1  # into which each update splits a replica's rows
     virtual: int = 0  # fixed shards of the batch (--virtual_replicas); 0: off
     copies: int = 1  # how many replicas have the same rows: of a smaller batch, see `of_batch`
-    # called on all workers before each sum over them; may raise
+    # a function that all workers call before each sum over them, and that may raise
     before_sum: Callable[[], None] = lambda: None
 
     @property

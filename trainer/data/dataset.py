@@ -15,7 +15,7 @@ import tensorflow as tf
 from trainer.base.errors import UserError
 from trainer.data.examples import AnyExamples, Arrays, Examples, Nest, NestedArrays, described
 
-# what a user's data function may import from here
+# A user's data function may import these names from here.
 __all__ = ["Arrays", "Dataset", "Examples", "NestedArrays"]
 
 

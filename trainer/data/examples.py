@@ -28,7 +28,7 @@ Parts = Any  # a tuple of nests: (x,), (x, y) or (x, y, sample_weight)
 Array = npt.NDArray[Any]
 PARTS = ("x", "y", "sample_weight")
 
-# the random stream of the order that splits rows into training and evaluation
+# It names the random order that splits rows into training and evaluation.
 HELD_BACK = "held back"
 _FIRST_ROWS = 8  # rows that each fingerprint reads
 HEAD_ROWS = 16  # rows of a sequence that are read twice and compared before training
@@ -171,7 +171,7 @@ class _Rows(ABC):
     arrays: Parts = ()  # the parts of all examples, if they are in memory
     has_length = True  # False: the length is unknown, and `count` is what the run reads
     targets: Array | None = None  # y of all rows, if it is one array of integers in memory
-    # raised by the last reading: TensorFlow passes on only its text
+    # the error of the last reading, of which TensorFlow passes on only the text
     failure: Exception | None = None
     shaped_as_first = False  # whether all batches must have the lengths of the first
 
@@ -446,7 +446,7 @@ class InSequence(_Rows):
         count is 0 then, or if the data set does not give tensors of fixed shapes.
     """
 
-    # returns the same examples as a new object: TensorFlow reshuffles an object it reads again
+    # It returns the same examples as a new object: TensorFlow reshuffles an object it reads again.
     anew: Callable[[], Any]
 
     def __init__(

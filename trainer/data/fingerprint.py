@@ -26,7 +26,7 @@ from trainer.data.dataset import Dataset
 from trainer.data.shards import INDEX
 
 _FILES = 1024  # files whose content is sampled, plus the square root of the number of all files
-# blocks of all sampled files, at least two of each; bytes of a block: two seconds
+# So many blocks are read of all sampled files, at least two of each, which takes two seconds.
 _BLOCKS = 2048
 _BLOCK = 64 * 1024
 _THREADS = 16  # so many because files on a network answer late

@@ -17,7 +17,7 @@ from trainer.base.errors import UserError
 UInt8Array = npt.NDArray[np.uint8]
 
 _SAMPLES = 64  # images of a sample grid
-# of a grid with one class in each row
+# A grid with one class in each row has so many columns.
 _COLUMNS = 10
 _MOST_CLASSES = 20
 

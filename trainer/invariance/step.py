@@ -122,7 +122,7 @@ class StepContext:
     # fixed shards of the global batch, on any number of replicas; 0: none
     virtual_replicas: int = 0
     micro_batch_number: int = 0  # which micro-batch of this replica runs, from 0
-    # in a micro-batch: of virtual replicas, or of this replica's micro-batches; else 1
+    # in a micro-batch how many there are, of virtual replicas or of this replica; else 1
     micro_batch_count: int = 1
     # the graph in which the step is traced
     graph: Any = field(default_factory=tf.compat.v1.get_default_graph, repr=False)

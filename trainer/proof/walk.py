@@ -122,13 +122,13 @@ class Walk:
 
     rows: tuple[int, int]
     assignments: list[Assignment] = field(default_factory=list)
-    # of the operations that mix rows, in the order of the graph
+    # labels of the operations that mix rows, in the order of the graph
     mixed: list[Label] = field(default_factory=list)
-    # of operations with a state and without a rule
+    # labels of operations with a state and without a rule
     stateful: list[Label] = field(default_factory=list)
-    # of the conditions and loops around, if they are bad
+    # labels of the conditions and loops around, if they are bad
     _doubt: list[Label] = field(default_factory=list)
-    # of the operations that call what is visited, the outermost first
+    # places of the operations that call what is visited, the outermost first
     _places: list[int] = field(default_factory=list)
 
     def graphs(

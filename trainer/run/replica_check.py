@@ -68,7 +68,7 @@ REMEDY = (
 )
 _FEW_ROWS = 16
 TOLERANCE = 1e-10  # relative L2 norm of a weight tensor's difference; far above float64 rounding
-# relative; wider, as a user's metric may compute in float32, and training does not use it
+# It is relative, and wider, as a metric may compute in float32 and training does not use it.
 _METRIC_TOLERANCE = 1e-6
 # Relative, of a comparison in float32: Adam makes large updates of gradients that are rounding
 # alone.
@@ -540,7 +540,7 @@ class _StepsResult:
     """Holds what a few steps began with and what they computed."""
 
     model: Any  # after the steps
-    # counts and classes of the data; for data of a function also digests of the rows
+    # counts and classes of the data, and for data of a function also digests of the rows
     content: dict[str, Any]
     starts: list[Any]  # the weights before the steps
     weights: list[Any]  # those after them

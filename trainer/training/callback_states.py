@@ -97,7 +97,7 @@ class CallbackStates:
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self._callbacks = callbacks
-        # what `_attributes` returned by callback, as `begin` noted it
+        # what `_attributes` returned for each callback when `begin` was called
         self._begun: dict[str, tuple[dict[str, AttributeValue], dict[str, Any]]] = {}
 
     def _named(self) -> Iterator[tuple[str, Callback]]:

@@ -50,7 +50,7 @@ from trainer.reporting.progress import State
 Variables = Mapping[str, Any]  # of a model, or their values, by name
 Arrays = dict[str, npt.NDArray[Any]]
 WEIGHTS = "model/"  # the prefix of a network's variables; all others have "training/"
-# the prefix of arrays that callbacks hold, such as the best weights of EarlyStopping
+# The prefix is that of arrays that callbacks hold, such as the best weights of EarlyStopping.
 CALLBACKS = "callbacks/"
 METRICS = "metrics/"  # the prefix of what metrics have counted in the epoch so far
 

@@ -73,7 +73,7 @@ class StepRunner:
     gather: Callable[[Any], Any] | None = None
     # a subclass may draw otherwise: set it before the first call
     context: type[StepContext] = StepContext
-    # of the rows and random numbers that a compiled step takes; known once it is traced
+    # the bytes of rows and random numbers that a compiled step takes, known once it is traced
     bytes_of_step: int = 0
 
     def __post_init__(self) -> None:
