@@ -202,8 +202,7 @@ class Peers:
         self._close()
 
     def await_verdict(self) -> None:
-        """Waits, after an error of TensorFlow, for the thread to find a lost worker as its
-        cause."""
+        """Waits, after an error of TensorFlow, until a lost worker may be found as its cause."""
         self._silence_seconds = min(self._silence_seconds, SUSPECT_SECONDS)
         self._over.wait(self._silence_seconds + BEAT_SECONDS)
 

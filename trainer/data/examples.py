@@ -40,8 +40,10 @@ _ALIGNMENT = 64  # of TensorFlow's tensors, in bytes
 
 
 def is_array(value: Any) -> bool:
-    """Returns whether NumPy reads `value` as one array: it has `__array__`, is a number, or is a
-    list of numbers."""
+    """Returns whether NumPy reads `value` as one array.
+
+    It does if `value` has `__array__`, is a number, or is a list of numbers.
+    """
     numbers = isinstance(value, list) and bool(value) and all(np.isscalar(item) for item in value)
     return numbers or hasattr(value, "__array__") or np.isscalar(value)
 
@@ -190,8 +192,7 @@ class _Rows(ABC):
         """Runs after each evaluation."""
 
     def fingerprint(self) -> str:
-        """Returns a digest of the rows of `sample`, which changes only if the content of the
-        examples changes."""
+        """Returns a digest of the rows of `sample`, which changes only with their content."""
         digest = hashlib.sha256()
         for array in self.sample():
             digest.update(f"{array.dtype} {array.shape[1:]}\n".encode())
@@ -297,8 +298,7 @@ class Examples(_Rows):
 
 
 class Subset(Examples):
-    """Provides `count` rows of other examples, from `first_position` on in an order drawn by the
-    seed."""
+    """Provides `count` rows of other examples, in an order drawn by the seed."""
 
     def __init__(self, examples: Examples, seed: int, first_position: int, count: int) -> None:
         self._examples = examples
@@ -393,8 +393,7 @@ class NestedArrays(Examples):
 
     @cached_property
     def _tensors(self) -> Any:
-        """Returns the arrays as tensors on the host, outside of any graph, so that all graphs share
-        them."""
+        """Returns the arrays as tensors on the host, which all graphs share."""
         with tf.init_scope(), tf.device(HOST):
             return tf.nest.map_structure(tf.constant, self.arrays)
 
@@ -529,8 +528,7 @@ class InSequence(_Rows):
         return int(rows.reduce(tf.constant(0, tf.int64), lambda total, more: total + more))
 
     def batches(self, size: int, *, drop_remainder: bool) -> tf.data.Dataset:
-        """Returns one pass over the examples: parts with `size` rows each, the last one perhaps
-        with fewer."""
+        """Returns one pass in parts with `size` rows each, the last one perhaps with fewer."""
         if self.batched:
             return self._source.rebatch(size, drop_remainder=drop_remainder)
         return self._source.batch(size, drop_remainder=drop_remainder)

@@ -110,8 +110,7 @@ def _digested(files: Iterable[tuple[str, int, str]], name: str = "digest") -> di
 
 
 def content_of(dataset: Dataset, rows: bool) -> dict[str, Any]:
-    """Describes loaded data, in JSON types: counts, classes and, with `rows`, digests of their
-    rows."""
+    """Describes loaded data: counts, classes and, with `rows`, digests of their rows."""
     content: dict[str, Any] = {}
     for name, examples in (("training", dataset.train), ("evaluation", dataset.evaluation)):
         if examples and examples.has_length:

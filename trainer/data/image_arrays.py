@@ -195,8 +195,7 @@ _CLASSES_OF_KERAS = {
 
 
 def load_keras(config: TrainConfig) -> Dataset:
-    """Returns the data set that `config.data` names, from Keras's cache (~/.keras/datasets) or by
-    download."""
+    """Returns the data set of Keras that `config.data` names, from its cache or by download."""
     try:
         data_set = getattr(keras.datasets, config.data)
         (images, labels), (test_images, test_labels) = data_set.load_data()

@@ -158,8 +158,7 @@ class StepContext:
         return self.rows < self.global_batch_size
 
     def within(self, name: str) -> "StepContext":
-        """Returns the same step with separate streams, whose numbers differ from those
-        elsewhere."""
+        """Returns the same step with separate streams, which give other numbers."""
         return replace(self, prefix=f"{self.prefix}{name}/")
 
     def normal(self, shape: Sequence[int], stream: str) -> Any:
@@ -325,8 +324,10 @@ def running_step() -> StepContext | None:
 
 
 def copies_of_rows() -> int:
-    """Returns how many replicas have the same rows of the global batch in this step: more than one
-    in few steps."""
+    """Returns how many replicas have the same rows of the global batch in this step.
+
+    It is more than one in few steps.
+    """
     step = running_step()
     return step.copies if step else 1
 

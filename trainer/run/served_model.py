@@ -90,11 +90,11 @@ class ServedModel:
     def parse(
         self, instances: Sequence[Any]
     ) -> tuple[list[tuple[Sequence[int], Columns]], dict[int, BadRow]]:
-        """Parses instances of JSON into blocks of equal shape, each (places, columns), and errors
-        by place.
+        """Parses instances of JSON into blocks of equal shape, and errors by place.
 
-        An instance is the value of the one input, or an object with a value for each; an image may
-        be {"b64": …}, a PNG or JPEG; a generator takes {"seed": …}, and "label" if it has classes.
+        A block is (places, columns). An instance is the value of the one input, or an object with a
+        value for each; an image may be {"b64": …}, a PNG or JPEG; a generator takes {"seed": …},
+        and "label" if it has classes.
         """
         with suppress(BadRow):
             return [(range(len(instances)), self._columns(instances))], {}
@@ -115,8 +115,7 @@ class ServedModel:
         return blocks, errors
 
     def answer(self, columns: Columns) -> list[Any]:
-        """Returns an answer for JSON to each of at most `most_rows` rows, or a BadRow if the model
-        cannot compute it.
+        """Returns an answer for JSON to each of at most `most_rows` rows, or a BadRow.
 
         An answer is the one output, or an object of outputs by name if there are several. A
         classifier that knows the names of its classes adds "probabilities" and "label".
@@ -182,8 +181,10 @@ class ServedModel:
         return {name: array[:count] for name, array in arrays}
 
     def images(self, *inputs: Any) -> UInt8Array:
-        """Returns a generator's images (count, height, width, channels) from noise (count,
-        latent_dim) and labels."""
+        """Returns a generator's images (count, height, width, channels).
+
+        inputs: noise, (count, latent_dim), and labels if it has classes.
+        """
         images = []
         for begin in range(0, len(inputs[0]), _IMAGES):
             rows = [part[begin : begin + _IMAGES] for part in inputs]
@@ -191,8 +192,7 @@ class ServedModel:
         return np.concatenate(images)
 
     def metadata(self) -> dict[str, Any]:
-        """Returns the model metadata of the V2 inference protocol: inputs, outputs and class
-        names."""
+        """Returns the metadata of the V2 inference protocol: inputs, outputs, class names."""
 
         def tensor(name: str, dtype: str, shape: Sequence[int | None]) -> dict[str, Any]:
             kinds = {"string": "BYTES", "bfloat16": "BF16"}

@@ -136,10 +136,10 @@ class CallbackStates:
         return state, arrays
 
     def restore(self, state: State, arrays: Mapping[str, Any]) -> None:
-        """Sets the attributes that `changed` returned, unless a callback now monitors another
-        value.
+        """Sets the attributes that `changed` returned.
 
-        Of several workers only the chief has arrays. Call it after `begin`.
+        A callback that now monitors another value gets none. Of several workers only the chief has
+        arrays. Call it after `begin`.
         """
         for name, callback in self._named():
             saved = state.get(name)
