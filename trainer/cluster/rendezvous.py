@@ -46,9 +46,9 @@ from trainer.base.log import log
 from trainer.cluster.cluster_spec import Cluster
 
 BEAT_SECONDS = 5.0  # between two heartbeats
-# without a heartbeat: then a peer is the likely cause of an error of TensorFlow
+# A peer without a heartbeat for so long is the likely cause of an error of TensorFlow.
 SUSPECT_SECONDS = 20.0
-# for workers to close their connections at the end; also the least wait for their last message
+# Workers have so long to close their connections at the end, and at least to send a message.
 GOODBYE_SECONDS = 30.0
 LEAVE_SECONDS = 5.0  # for our main thread to end by itself after another worker has failed
 TURN_SECONDS = 0.02  # between two looks for events
@@ -80,7 +80,7 @@ class Link:
         self.connection = connection
         connection.setblocking(True)
         self.index = 0  # of the worker at the other end
-        # in_step: when its calls last rose, or were at least as many as ours.
+        # It was in step when its calls last rose, or were at least as many as ours.
         self.last_message = self.in_step = time.monotonic()
         self.calls = 0  # to the devices, according to its newest heartbeat
         self.idle_s = 0.0  # for which its GPUs have been idle
@@ -202,8 +202,7 @@ class Peers:
         self._close()
 
     def await_verdict(self) -> None:
-        """Waits, after an error of TensorFlow, for the thread to find a lost worker as its
-        cause."""
+        """Waits, after an error of TensorFlow, until a lost worker may be found as its cause."""
         self._silence_seconds = min(self._silence_seconds, SUSPECT_SECONDS)
         self._over.wait(self._silence_seconds + BEAT_SECONDS)
 
@@ -412,7 +411,7 @@ def _gather(
                         link.close()
 
         # All start, or are told of the first worker that differs.
-        refusals: list[UserError] = []
+        refusals = []
         for link, runs_there in workers.values():
             if names := differing(runs, runs_there):
                 refusals.append(unlike(cluster.name(link.index), "run the same job", names))
@@ -429,7 +428,7 @@ def _gather(
 def differing(chief: Values, worker: Values) -> str:
     """Returns the names and values that differ, at most three; empty if all are equal."""
     names = [name for name in {**chief, **worker} if chief.get(name) != worker.get(name)]
-    lines: list[str] = []
+    lines = []
     for name in names[:3]:
         ours = shortened(repr(chief.get(name)))
         theirs = shortened(repr(worker.get(name)))

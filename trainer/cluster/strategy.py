@@ -48,7 +48,7 @@ class Replicas:
     micro_batches: int = 1  # into which each update splits a replica's rows
     virtual: int = 0  # fixed shards of the batch (--virtual_replicas); 0: off
     copies: int = 1  # how many replicas have the same rows: of a smaller batch, see `of_batch`
-    # called on all workers before each sum over them; may raise
+    # a function that all workers call before each sum over them, and that may raise
     before_sum: Callable[[], None] = lambda: None
 
     @property
@@ -77,20 +77,19 @@ class Replicas:
         return self.first * self.rows
 
     def of_batch(self, size: int) -> "Replicas":
-        """Returns the same replicas for a global batch of another size, which need not divide by
-        their number.
+        """Returns the same replicas for a global batch of another size.
 
-        It is cut into as many equal parts as go into both, and several replicas compute each part:
-        their mean is that of one device.
+        It need not divide by their number. It is cut into as many equal parts as go into both, and
+        several replicas compute each part: their mean is that of one device.
         """
         parts = math.gcd(size, self.count)
         return replace(self, rows=size // parts, global_batch_size=size, copies=self.count // parts)
 
     def sentence(self) -> str:
-        """Describes the batch for logs and messages: `global batch 128 = 2 workers x 2 replicas x
-        32`.
+        """Describes the batch for logs and messages.
 
-        With micro-batches: `global batch 128 = 2 replicas x 4 micro-batches x 16`.
+        Such as `global batch 128 = 2 workers x 2 replicas x 32`. With micro-batches: `global batch
+        128 = 2 replicas x 4 micro-batches x 16`.
         """
         noun = "replica" if self.local == 1 else "replicas"
         workers = f"{self.cluster.workers} workers x " if self.cluster.several else ""

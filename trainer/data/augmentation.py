@@ -39,7 +39,7 @@ def crop(images: Any, step: StepContext) -> Any:
     drawn = step.uniform((2,), stream="augment/crop")
     padded = tf.pad(images, [(0, 0), (margins[0],) * 2, (margins[1],) * 2, (0, 0)], mode="REFLECT")
     for axis, (size, margin) in enumerate(zip((height, width), margins, strict=True)):
-        # int64, because TensorFlow places int32 operations of a GPU on the host.
+        # They are int64, because TensorFlow places int32 operations of a GPU on the host.
         offsets = tf.cast(tf.floor(drawn[:, axis] * (2 * margin + 1)), tf.int64)
         pixels = offsets[:, None] + tf.range(size, dtype=tf.int64)
         padded = tf.gather(padded, pixels, axis=1 + axis, batch_dims=1)
@@ -86,7 +86,7 @@ def check_class_weight(weights: Mapping[int, float], y: Any, classes: int) -> No
         )
 
 
-# a function from the parts of rows to what `fit` passes, as Dataset.as_fit
+# It makes of the parts of rows what `fit` passes, as Dataset.as_fit does.
 AsFit = Callable[[tuple[Any, ...]], Any]
 
 

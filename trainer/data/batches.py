@@ -19,8 +19,7 @@ from trainer.data.order import RowNumbers
 
 
 class ReplicaRows(NamedTuple):
-    """Holds what `copied_ahead` gives on several replicas: one replica's rows of a step, on its
-    device."""
+    """Holds one replica's rows of a step on its device, as `copied_ahead` gives them."""
 
     parts: Parts  # (1, batches_per_step, rows, *example) each
 
@@ -38,8 +37,7 @@ def batches(
     *,
     numbers: bool = False,
 ) -> Any:
-    """Returns this worker's rows of every step from `first_step` on, as an infinite
-    tf.data.Dataset.
+    """Returns this worker's rows of every step from `first_step` on, without an end.
 
     Yields the parts (x,), (x, y) or (x, y, sample_weight) with a shape of (local replicas,
     batches_per_step, rows, *example) and the type of the source. Replica r of this worker gets the
@@ -103,8 +101,7 @@ def batches(
 def last_batches(
     examples: Examples, schedule: Schedule, replicas: Replicas, first_pass: int
 ) -> Any:
-    """Returns this worker's rows of the smaller batch that ends each pass from `first_pass` on, as
-    a tf.data.Dataset.
+    """Returns this worker's rows of the smaller batch that ends each pass from `first_pass` on.
 
     replicas: for that batch, as `Replicas.of_batch` gives them. The parts are as in `batches`.
     """

@@ -15,7 +15,7 @@ import tensorflow as tf
 from trainer.base.errors import UserError
 from trainer.data.examples import AnyExamples, Arrays, Examples, Nest, NestedArrays, described
 
-# what a user's data function may import from here
+# A user's data function may import these names from here.
 __all__ = ["Arrays", "Dataset", "Examples", "NestedArrays"]
 
 
@@ -35,8 +35,7 @@ class Dataset:
 
     @property
     def holds_images(self) -> bool:
-        """Returns whether x are grey levels of images, which training and evaluation cast to
-        floatx."""
+        """Returns whether x are grey levels of images, which steps cast to floatx."""
         return self.train.image_shape is not None
 
     @property
@@ -77,8 +76,7 @@ class Dataset:
 
     @property
     def shape(self) -> str:
-        """Describes one example for people: the size of an image, or the types and shapes of all
-        parts."""
+        """Describes one example for people: the size of an image, or types and shapes."""
         if self.holds_images:
             return "x".join(map(str, self.image_shape))
         return " -> ".join(described(part) for part in self.spec)

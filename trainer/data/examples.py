@@ -28,7 +28,7 @@ Parts = Any  # a tuple of nests: (x,), (x, y) or (x, y, sample_weight)
 Array = npt.NDArray[Any]
 PARTS = ("x", "y", "sample_weight")
 
-# the random stream of the order that splits rows into training and evaluation
+# It names the random order that splits rows into training and evaluation.
 HELD_BACK = "held back"
 _FIRST_ROWS = 8  # rows that each fingerprint reads
 HEAD_ROWS = 16  # rows of a sequence that are read twice and compared before training
@@ -40,8 +40,10 @@ _ALIGNMENT = 64  # of TensorFlow's tensors, in bytes
 
 
 def is_array(value: Any) -> bool:
-    """Returns whether NumPy reads `value` as one array: it has `__array__`, is a number, or is a
-    list of numbers."""
+    """Returns whether NumPy reads `value` as one array.
+
+    It does if `value` has `__array__`, is a number, or is a list of numbers.
+    """
     numbers = isinstance(value, list) and bool(value) and all(np.isscalar(item) for item in value)
     return numbers or hasattr(value, "__array__") or np.isscalar(value)
 
@@ -130,8 +132,8 @@ def rows_in(parts: Sequence[Nest]) -> int:
 
     Raises UserError if they differ, or if there are no rows.
     """
-    counts: list[int] = []
-    names: list[str] = []
+    counts = []
+    names = []
     for name, part in zip(PARTS, parts, strict=False):
         for leaf in tf.nest.flatten(part):
             counts.append(len(leaf) if leaf.ndim else 0)
@@ -171,7 +173,7 @@ class _Rows(ABC):
     arrays: Parts = ()  # the parts of all examples, if they are in memory
     has_length = True  # False: the length is unknown, and `count` is what the run reads
     targets: Array | None = None  # y of all rows, if it is one array of integers in memory
-    # raised by the last reading: TensorFlow passes on only its text
+    # the error of the last reading, of which TensorFlow passes on only the text
     failure: Exception | None = None
     shaped_as_first = False  # whether all batches must have the lengths of the first
 
@@ -190,8 +192,7 @@ class _Rows(ABC):
         """Runs after each evaluation."""
 
     def fingerprint(self) -> str:
-        """Returns a digest of the rows of `sample`, which changes only if the content of the
-        examples changes."""
+        """Returns a digest of the rows of `sample`, which changes only with their content."""
         digest = hashlib.sha256()
         for array in self.sample():
             digest.update(f"{array.dtype} {array.shape[1:]}\n".encode())
@@ -297,8 +298,7 @@ class Examples(_Rows):
 
 
 class Subset(Examples):
-    """Provides `count` rows of other examples, from `first_position` on in an order drawn by the
-    seed."""
+    """Provides `count` rows of other examples, in an order drawn by the seed."""
 
     def __init__(self, examples: Examples, seed: int, first_position: int, count: int) -> None:
         self._examples = examples
@@ -393,8 +393,7 @@ class NestedArrays(Examples):
 
     @cached_property
     def _tensors(self) -> Any:
-        """Returns the arrays as tensors on the host, outside of any graph, so that all graphs share
-        them."""
+        """Returns the arrays as tensors on the host, which all graphs share."""
         with tf.init_scope(), tf.device(HOST):
             return tf.nest.map_structure(tf.constant, self.arrays)
 
@@ -446,7 +445,7 @@ class InSequence(_Rows):
         count is 0 then, or if the data set does not give tensors of fixed shapes.
     """
 
-    # returns the same examples as a new object: TensorFlow reshuffles an object it reads again
+    # It returns the same examples as a new object: TensorFlow reshuffles an object it reads again.
     anew: Callable[[], Any]
 
     def __init__(
@@ -529,8 +528,7 @@ class InSequence(_Rows):
         return int(rows.reduce(tf.constant(0, tf.int64), lambda total, more: total + more))
 
     def batches(self, size: int, *, drop_remainder: bool) -> tf.data.Dataset:
-        """Returns one pass over the examples: parts with `size` rows each, the last one perhaps
-        with fewer."""
+        """Returns one pass in parts with `size` rows each, the last one perhaps with fewer."""
         if self.batched:
             return self._source.rebatch(size, drop_remainder=drop_remainder)
         return self._source.batch(size, drop_remainder=drop_remainder)

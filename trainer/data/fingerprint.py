@@ -26,7 +26,7 @@ from trainer.data.dataset import Dataset
 from trainer.data.shards import INDEX
 
 _FILES = 1024  # files whose content is sampled, plus the square root of the number of all files
-# blocks of all sampled files, at least two of each; bytes of a block: two seconds
+# So many blocks are read of all sampled files, at least two of each, which takes two seconds.
 _BLOCKS = 2048
 _BLOCK = 64 * 1024
 _THREADS = 16  # so many because files on a network answer late
@@ -44,7 +44,7 @@ def files_of(config: TrainConfig) -> dict[str, Any]:
     location = split_kind(config.data)[1]
     if address := parse(location, "data"):
         begin = len(address.prefix)
-        files: list[tuple[str, int, str]] = []
+        files = []
         for remote in listing(address):
             checksum = remote.crc32c or f"{remote.generation}"
             files.append((remote.address.name[begin:], remote.size, checksum))
@@ -110,8 +110,7 @@ def _digested(files: Iterable[tuple[str, int, str]], name: str = "digest") -> di
 
 
 def content_of(dataset: Dataset, rows: bool) -> dict[str, Any]:
-    """Describes loaded data, in JSON types: counts, classes and, with `rows`, digests of their
-    rows."""
+    """Describes loaded data: counts, classes and, with `rows`, digests of their rows."""
     content: dict[str, Any] = {}
     for name, examples in (("training", dataset.train), ("evaluation", dataset.evaluation)):
         if examples and examples.has_length:

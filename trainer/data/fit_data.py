@@ -46,9 +46,9 @@ class FitArrays(NestedArrays):
 
 
 class FitBatches(InSequence):
-    """Provides the batches of a tf.data.Dataset in its own order, all of one size but the last of a
-    pass.
+    """Provides the batches of a tf.data.Dataset in its own order.
 
+    All are of one size but the last of a pass.
     sizes: the number of rows of each batch of a pass. Raises UserError for batches of several
         sizes.
     """
@@ -77,9 +77,9 @@ class FitBatches(InSequence):
 
 
 def batches_of_dataset(source: tf.data.Dataset, origin: str, most: int = 0) -> FitBatches:
-    """Returns the batches of a tf.data.Dataset, which is read once to count their rows unless its
-    type says them.
+    """Returns the batches of a tf.data.Dataset.
 
+    It is read once to count their rows unless its type says them.
     most: how many batches are counted at most; 0: all. Raises UserError for an infinite data set
         without a limit.
     """

@@ -29,7 +29,7 @@ from trainer.data.dataset import Dataset
 from trainer.data.examples import Arrays, Examples, Subset
 
 MOST_CLASSES = 2**20
-# resized at a time, because float copies of all images would not fit into memory
+# So many pixels are resized at a time: float copies of all images would not fit into memory.
 _CHUNK_PIXELS = 2**24
 
 
@@ -195,8 +195,7 @@ _CLASSES_OF_KERAS = {
 
 
 def load_keras(config: TrainConfig) -> Dataset:
-    """Returns the data set that `config.data` names, from Keras's cache (~/.keras/datasets) or by
-    download."""
+    """Returns the data set of Keras that `config.data` names, from its cache or by download."""
     try:
         data_set = getattr(keras.datasets, config.data)
         (images, labels), (test_images, test_labels) = data_set.load_data()
@@ -284,7 +283,7 @@ def load_npz(config: TrainConfig, path: Path) -> Dataset:
                 next((content[name] for name in names if name in members), None)
                 for names in _NPZ_NAMES
             ]
-    # zipfile and numpy's header reader raise any exception for a damaged file
+    # The readers of ZIP files and of NumPy's headers raise any exception for a damaged file.
     except Exception as error:
         raise UserError(f"data={path}: cannot be read as .npz: {reason(error)}") from None
     if arrays[0] is None:

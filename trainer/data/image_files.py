@@ -170,7 +170,7 @@ class Encoded:
 
     def parts(self, size: int) -> "list[Encoded]":
         """Returns the images in parts of `size`."""
-        parts: list[Encoded] = []
+        parts = []
         for begin in range(0, len(self.sources), size):
             labels = self.labels and self.labels[begin : begin + size]
             parts.append(Encoded(self.sources[begin : begin + size], labels, self.class_names))
@@ -348,7 +348,7 @@ def _images_in(path: Path, class_names: tuple[str, ...] | None) -> Encoded:
             f"data={path}: class {unknown[0]} is not one of the training classes {', '.join(names)}"
         )
     images: list[Path] = []
-    labels: list[int] = []
+    labels = []
     for child, paths in classes.items():
         images += paths
         labels += [names.index(child.name)] * len(paths)

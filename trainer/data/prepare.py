@@ -168,7 +168,7 @@ def write_shards(
         "splits": {split: [] for split in source.splits},
     }
     report = DecodingReport(left_out=source.left_out)
-    shards: list[tuple[str, int, Shard]] = []
+    shards = []
     for split, of_split in source.splits.items():
         shards += [(split, number, shard) for number, shard in enumerate(of_split)]
     for done, (split, number, shard) in enumerate(shards, 1):
@@ -237,7 +237,7 @@ def main(arguments: Sequence[str]) -> int:
         )
 
     # The last line says what the folder holds.
-    words: list[str] = []
+    words = []
     for split, entries in index["splits"].items():
         if count := sum(entry["examples"] for entry in entries):
             words.append(f"{count:,} {split}")

@@ -17,7 +17,7 @@ from trainer.base.errors import UserError
 UInt8Array = npt.NDArray[np.uint8]
 
 _SAMPLES = 64  # images of a sample grid
-# of a grid with one class in each row
+# A grid with one class in each row has so many columns.
 _COLUMNS = 10
 _MOST_CLASSES = 20
 
@@ -44,9 +44,9 @@ def noise(seed: int, count: int, latent_dim: int, dtype: Any = tf.float32) -> An
 def noise_and_labels(
     seed: int, columns: int, labels: Sequence[int], latent_dim: int, dtype: Any = tf.float32
 ) -> tuple[Any, Any]:
-    """Returns the noise and the labels of a grid with one class in each row and the same noise in
-    each column.
+    """Returns the noise and the labels of a grid with one class in each row.
 
+    Each column has the same noise.
     labels: the class of each row. Returns (rows x columns, latent_dim) and (rows x columns,) int32.
     """
     drawn = noise(seed, columns, latent_dim, dtype)
@@ -81,8 +81,7 @@ def as_uint8(images: Any) -> UInt8Array:
 
 
 def grid(images: UInt8Array, columns: int = 0, margin: int = 2) -> UInt8Array:
-    """Arranges (count, height, width, channels) in one picture, as close to a square as `count`
-    allows.
+    """Arranges (count, height, width, channels) in one picture, about as a square.
 
     columns: images in a row; 0: as in a square. Small images are enlarged by an integer factor to
         about 64 pixels.

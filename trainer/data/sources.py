@@ -60,6 +60,8 @@ def load_dataset(config: TrainConfig, *, trains: bool = True) -> Dataset:
         if where_raised(error):
             raise
         raise UserError(f"data={config.data}: cannot be read: {error}") from None
+
+    # The settings must fit the data.
     shapes = [examples.image_shape for examples in (dataset.train, dataset.evaluation) if examples]
     # Of data without images nothing reads these settings, so that giving them is refused.
     for shape in filter(None, shapes):

@@ -28,8 +28,7 @@ from trainer.invariance.step import copies_of_rows, holding, parts_on_replicas, 
 
 @dataclass(frozen=True)
 class Formula:
-    """Normalises values of shape (rows, …), with channels at `axis`, by ordinary TensorFlow
-    operations."""
+    """Normalises values, (rows, …) with channels at `axis`, by ordinary operations."""
 
     epsilon: float
     axis: int = 3

@@ -176,7 +176,7 @@ class ExchangedGradients(NamedTuple):
 
     def gradients(self) -> list[Any]:
         """Returns the gradients, each as large as its table."""
-        gradients: list[Any] = []
+        gradients = []
         for value, rows, size in zip(*self, strict=True):
             if rows is not None:
                 value = dense(tf.IndexedSlices(value, rows, tf.constant(size)))

@@ -355,7 +355,7 @@ def skip_zero_gradients() -> None:
 
         # An operation whose inputs are not kept has a cheap gradient, whose shape is read from it.
         parts = gradients if isinstance(gradients, (list, tuple)) else [gradients]
-        results: list[Any] = []
+        results = []
         for part, like in zip(parts, inputs or parts, strict=True):
             shape = part if like is None else like
             results.append(tf.zeros_like(shape) if isinstance(part, tf.Tensor) else part)
@@ -641,7 +641,7 @@ def metrics_that_run() -> Iterator[list[str]]:
 
     Yields a list that gets their names.
     """
-    omitted: list[str] = []
+    omitted = []
 
     def update_state(original: Any, several: Any, *values: Any, **weights: Any) -> None:
         for metric in several.metrics:

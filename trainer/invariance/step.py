@@ -122,7 +122,7 @@ class StepContext:
     # fixed shards of the global batch, on any number of replicas; 0: none
     virtual_replicas: int = 0
     micro_batch_number: int = 0  # which micro-batch of this replica runs, from 0
-    # in a micro-batch: of virtual replicas, or of this replica's micro-batches; else 1
+    # in a micro-batch how many there are, of virtual replicas or of this replica; else 1
     micro_batch_count: int = 1
     # the graph in which the step is traced
     graph: Any = field(default_factory=tf.compat.v1.get_default_graph, repr=False)
@@ -158,8 +158,7 @@ class StepContext:
         return self.rows < self.global_batch_size
 
     def within(self, name: str) -> "StepContext":
-        """Returns the same step with separate streams, whose numbers differ from those
-        elsewhere."""
+        """Returns the same step with separate streams, which give other numbers."""
         return replace(self, prefix=f"{self.prefix}{name}/")
 
     def normal(self, shape: Sequence[int], stream: str) -> Any:
@@ -325,8 +324,10 @@ def running_step() -> StepContext | None:
 
 
 def copies_of_rows() -> int:
-    """Returns how many replicas have the same rows of the global batch in this step: more than one
-    in few steps."""
+    """Returns how many replicas have the same rows of the global batch in this step.
+
+    It is more than one in few steps.
+    """
     step = running_step()
     return step.copies if step else 1
 

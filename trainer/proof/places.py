@@ -263,7 +263,7 @@ def part(node: Node) -> Label:
         return node.label(0)
     indexes = []
     for begins, sizes in zip(node.values(1), node.values(2), strict=True):
-        index: list[slice] = []
+        index = []
         for begin, size in zip(begins, sizes, strict=True):
             index.append(slice(begin, None if size < 0 else begin + size))
         indexes.append(tuple(index))

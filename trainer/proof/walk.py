@@ -122,13 +122,13 @@ class Walk:
 
     rows: tuple[int, int]
     assignments: list[Assignment] = field(default_factory=list)
-    # of the operations that mix rows, in the order of the graph
+    # labels of the operations that mix rows, in the order of the graph
     mixed: list[Label] = field(default_factory=list)
-    # of operations with a state and without a rule
+    # labels of operations with a state and without a rule
     stateful: list[Label] = field(default_factory=list)
-    # of the conditions and loops around, if they are bad
+    # labels of the conditions and loops around, if they are bad
     _doubt: list[Label] = field(default_factory=list)
-    # of the operations that call what is visited, the outermost first
+    # places of the operations that call what is visited, the outermost first
     _places: list[int] = field(default_factory=list)
 
     def graphs(
@@ -160,7 +160,7 @@ class Walk:
         numbers = [_numbers_of_tensors(graph) for graph in graphs]
         for place in _sorted_by_inputs(first):
             pair = first[place], second[place]
-            inputs: list[list[int]] = []
+            inputs = []
             for number_of, operation in zip(numbers, pair, strict=True):
                 inputs.append([number_of[tensor.name] for tensor in operation.inputs])
             if inputs[0] != inputs[1]:
@@ -362,7 +362,7 @@ class Walk:
         """Returns the graphs of the functions that attributes name, in both traces."""
         pairs: list[tuple[Any, Any]] = []
         for attribute in attributes:
-            graphs: list[list[Any]] = []
+            graphs = []
             for operation in node.operations:
                 names = [function.name for function in np.ravel(operation.get_attr(attribute))]
                 graphs.append([graph_of_function(operation.graph, name) for name in names])
@@ -373,7 +373,7 @@ class Walk:
         """Returns what both branches give."""
         doubt = self._doubt_of(node.labels[0], node, "a condition")
         self._doubt += doubt
-        results: list[list[Label]] = []
+        results = []
         for pair in self._graphs(node, *_BRANCHES[node.type]):
             labels, _ = self.graphs(pair, node.labels[1:], node.known[1:], variables[1:])
             results.append(labels)
@@ -422,7 +422,7 @@ def _clamped(node: Node) -> Values | None:
     for number in (0, 1):
         others = [operation.inputs[1 - number].op for operation in node.operations]
         pairs = zip(others, node.known[number] or (), strict=False)
-        clamped: list[bool] = []
+        clamped = []
         for other, limit in pairs:
             if other.type == "Maximum":
                 bounds = map(tf.get_static_value, other.inputs)

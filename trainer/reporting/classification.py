@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from trainer.base.run_files.job_files import write_json
 
-# version of these computations: raised when they change, so that old values are not compared
+# The version rises when these computations change, so that old values are not compared.
 CLASS_FORMULAS = 1
 
 _Numbers = npt.NDArray[np.float64]

@@ -43,7 +43,7 @@ def out_of_memory(config: TrainConfig, replicas: Replicas) -> UserError:
     twice_as_many = 2 * replicas.micro_batches
     # The smallest number of micro-batches that at least halves the rows of each.
     finer = next((number for number in range(twice_as_many, rows + 1) if rows % number == 0), None)
-    advice: list[str] = []
+    advice = []
     if replicas.virtual and rows % twice_as_many == 0:
         advice.append(f"use --virtual_replicas={2 * replicas.virtual}")
     elif finer and not replicas.virtual:

@@ -37,7 +37,7 @@ class StepLogs:
     counts: MetricCounts = ()
     # whether each of `counts` adds up over steps; a maximum does not
     adds_up: tuple[bool, ...] = ()
-    # computes `metrics` from counts
+    # the function that computes `metrics` from counts
     results: Callable[[MetricCounts], Mapping[str, float]] = lambda counts: {}
     waits: tuple[float, ...] = ()  # seconds of the call in which each worker waited for a batch
 
@@ -231,7 +231,7 @@ class Progress:
     # whether --max_minutes is used up: this process ends, another one may resume
     budget_spent: bool = False
     unit: str = "images"  # what an example is called
-    # of earlier calls of `fit` in a script, each of which counts its own steps
+    # the steps of earlier calls of `fit` in a script, each of which counts its own
     steps_before: int = 0
     flops: int = 0  # FLOPs of a step over all replicas; 0 while unknown
     peak_tflops: float = 0.0  # TFLOP/s of all replicas by the data sheet; 0 if unknown

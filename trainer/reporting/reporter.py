@@ -350,7 +350,7 @@ def fitting_line(
     def place(name: str) -> tuple[bool, int, int]:
         return not is_loss(name), plain.index(name.removeprefix("val_")), len(name)
 
-    texts: dict[str, str] = {}
+    texts = {}
     for name in sorted(values, key=place):
         number = f"{values[name]:.4g}"
         if len(number) > 8:

@@ -176,7 +176,7 @@ def load_template(path: Path, origin: str, *, compiled: bool = False) -> keras.M
     """
     try:
         with warnings.catch_warnings():
-            # about what the file lacks: the export has already warned of it
+            # Keras warns of what the file lacks, of which the export has warned already.
             warnings.simplefilter("ignore")
             return keras.models.load_model(path, compile=compiled, safe_mode=True)
     except Exception as error:  # Keras raises many types of errors for a file that is not a model

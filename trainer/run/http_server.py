@@ -91,7 +91,7 @@ class Batcher:
             shapes = self._waiting[0].shapes
             room = self.model.most_rows
             taken: list[_Part] = []
-            remaining: list[_Part] = []
+            remaining = []
             for part in self._waiting:
                 if part.shapes == shapes and len(part.columns[0]) <= room:
                     taken.append(part)

@@ -137,8 +137,7 @@ def act_on_check(run: TrainingRun, verdict: ReplicaVerdict) -> None:
 
 
 def prepare_run(job: StartedJob, replicas: Replicas) -> TrainingRun:
-    """Builds callbacks, data and model, and restores the newest checkpoint or sets the first
-    weights."""
+    """Builds what a run needs, and restores its newest checkpoint or sets first weights."""
     config = job.config
     job_dir = job.job_dir
     job.result.goodput.enter(START)
@@ -226,8 +225,7 @@ def restored_run(
 
 
 def _dependences(setup: TrainingSetup) -> list[str]:
-    """Returns the reasons, one line each, why the model's layers make the result depend on the
-    number of replicas."""
+    """Returns, a line each, why the result depends on the number of replicas."""
     config = setup.config
     if config.virtual_replicas:
         return []  # building the model has refused layers that depend on it
@@ -269,10 +267,10 @@ def _ended_before(run: TrainingRun) -> str | None:
 
 
 def write_run_info(run: TrainingRun, config: TrainConfig | None = None) -> None:
-    """Writes run.json and the list of skipped images. config: the settings to record, by default
-    those of the job.
+    """Writes run.json and the list of skipped images.
 
-    Raises UserError if the data have changed, or the versions of a run whose bits must be equal.
+    config: the settings to record, by default those of the job. Raises UserError if the data have
+    changed, or the versions of a run whose bits must be equal.
     """
     job = run.job
     setup = run.setup
@@ -372,8 +370,7 @@ def train_to_end(
 
 
 def export_model(run: TrainingRun) -> None:
-    """Exports the trained model, on the chief, and compares what was saved with the model in
-    memory."""
+    """Exports the trained model, on the chief, and compares it with the one in memory."""
     job = run.job
     setup = run.setup
     data = run.setup.dataset
@@ -401,8 +398,7 @@ def export_model(run: TrainingRun) -> None:
 
 @contextmanager
 def _explaining_errors(run: TrainingRun) -> Iterator[None]:
-    """Waits for the running checkpoint after an error in the block, and says what to change if
-    memory runs out."""
+    """Waits for the running checkpoint after an error in the block, and explains the error."""
     try:
         yield
     except Exception as error:

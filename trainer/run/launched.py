@@ -115,8 +115,7 @@ def prove_script(config: TrainConfig, arguments: Sequence[str]) -> None:
 
 
 def fit_model(model: keras.Model, config: TrainConfig, arguments: Mapping[str, Any]) -> None:
-    """Trains a compiled model of this process by the arguments of `keras.Model.fit`, and leaves its
-    weights trained.
+    """Trains a compiled model of this process by the arguments of `keras.Model.fit`.
 
     On several replicas a copy that Keras makes of its config is trained, and gives its weights
     back. Raises UserError for what the user must change, and KeyboardInterrupt after Ctrl-C, when
@@ -137,10 +136,9 @@ def fit_model(model: keras.Model, config: TrainConfig, arguments: Mapping[str, A
 
 
 def copy_of(model: keras.Model) -> keras.Model:
-    """Returns a compiled copy of a model with its weights and its optimizer's state, made of its
-    config.
+    """Returns a compiled copy of a model, with its weights and its optimizer's state.
 
-    Raises UserError for a model that Keras cannot make again.
+    Keras makes it of the model's config. Raises UserError for a model that Keras cannot make again.
     """
     try:
         copy = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(model))
@@ -171,9 +169,9 @@ def set_state(model: keras.Model, source: keras.Model) -> None:
 def opened_run(
     config: TrainConfig, command: Sequence[str], began: float, job_dir: JobDir | None
 ) -> Iterator["Launch"]:
-    """Opens the run whose parts are calls of `fit`, connects its workers and replicas, and closes
-    it after the block.
+    """Opens the run whose parts are calls of `fit`, and closes it after the block.
 
+    Its workers and replicas are connected in between.
     began: time.monotonic() at the start of the process.
     """
     job = StartedJob.open(config, command, began, job_dir)
@@ -475,8 +473,7 @@ class Launch:
         return setup
 
     def _checkpoints(self, setup: TrainingSetup, first_step: int) -> Checkpoints:
-        """Returns the checkpoints of a part, without those of an earlier start whose call was
-        another."""
+        """Returns the checkpoints of a part, without those of a call that was another."""
         number = len(self.parts)
         self.parts.append(_described(setup, first_step))
         job_dir = self.job.job_dir
@@ -515,8 +512,7 @@ class Launch:
         return checkpoints
 
     def end(self) -> int:
-        """Exports the model that was trained last, writes result.json, and returns the exit
-        code."""
+        """Exports the last model, writes result.json, and returns the exit code."""
         if not self.run or self.control is None:
             log.warning("the script never called fit: nothing was trained by this package")
             return DONE

@@ -87,16 +87,17 @@ class TracedReplica(tf.distribute.ReplicaContext):
 
 @dataclass(frozen=True)
 class TracedStep(StepContext):
-    """Is the context of the step: it marks what is drawn by row, and notes the operations of a
-    micro-batch."""
+    """Is the context of the step, which marks draws and notes operations.
+
+    They are the draws by row and the operations of each micro-batch.
+    """
 
     def draw(self, draw: Any, shape: Sequence[Any], stream: str) -> Any:
         """Returns the numbers of `StepContext.draw`, marked."""
         return tf.identity(super().draw(draw, shape, stream), name=DRAWN)
 
     def accumulate(self, function: Callable[..., Any], *rows: Any) -> Any:
-        """Returns what `function` returns for all rows, which stand for those of one
-        micro-batch."""
+        """Returns what `function` returns for all rows, which stand for a micro-batch's."""
         graph = tf.compat.v1.get_default_graph()
         first = len(graph.get_operations())
         result = super().accumulate(function, *rows)

@@ -100,17 +100,16 @@ def prove(config: TrainConfig, dataset: Dataset, model: keras.Model | None = Non
 
 
 def _assigned_in_parts(walk: Walk, first: StepTrace) -> list[str]:
-    """Returns lines about variables that each micro-batch assigns, other than metrics and the
-    averages of batch norm.
+    """Returns lines about variables that each micro-batch assigns.
 
-    Keras's own train_step has no call of `accumulate`, and then only its optimizer's updates come
-    after all of them.
+    Metrics and the averages of batch norm are left out. Keras's own train_step has no call of
+    `accumulate`, and then only its optimizer's updates come after all of them.
     """
     averages: set[str] = set()
     for layer in all_layers(first.model):
         if isinstance(layer, keras.layers.BatchNormalization):
             averages |= {variable.path for variable in layer.non_trainable_variables}
-    names: list[str] = []
+    names = []
     for assignment in walk.assignments:
         variable = assignment.variable
         if variable.is_metric or variable.updated or variable.name in averages:
@@ -168,8 +167,10 @@ def _walked(*traces: StepTrace) -> Walk:
 
 
 def _used_variables(model: keras.Model) -> list[Any]:
-    """Returns the variables that a step of the model may use, each once: also those of metrics and
-    of optimizers."""
+    """Returns the variables that a step may use, each once.
+
+    They include those of metrics and of optimizers.
+    """
     owners = [model, *model.metrics, *optimizers_of(model)]
     used = [*_variables_of(owners), *reachable(model)]
     variables = {id(item): item for item in used if isinstance(item, (keras.Variable, tf.Variable))}
@@ -182,8 +183,7 @@ def _variables_of(owners: Iterable[Any]) -> Iterator[Any]:
 
 
 def _variables_by_handle(model: keras.Model) -> dict[int, tuple[Variable, Any]]:
-    """Returns the variables that a step of the model may use, with their values, by the ids of
-    their handles."""
+    """Returns the variables that a step may use, and their values, by ids of handles."""
     # The optimizers decide how their own variables and the trained ones are updated.
     metrics = {*map(id, _variables_of(model.metrics))}
     updated = {*map(id, _variables_of(optimizers_of(model))), *map(id, model.trainable_variables)}
@@ -254,8 +254,7 @@ def _findings(walk: Walk) -> dict[str, list[str]]:
 
 
 def _line(label: Label, mixed: list[Label], name: str = "") -> str:
-    """Returns a line about the operation of a label, with the file and line of the user's code and
-    some advice."""
+    """Returns a line about a label's operation: the user's file and line, and some advice."""
     chosen = label
     # The user wrote no line of a gradient; its forward pass says more.
     if label.kind == MIXED and not _frames(label.operation):

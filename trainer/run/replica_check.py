@@ -68,7 +68,7 @@ REMEDY = (
 )
 _FEW_ROWS = 16
 TOLERANCE = 1e-10  # relative L2 norm of a weight tensor's difference; far above float64 rounding
-# relative; wider, as a user's metric may compute in float32, and training does not use it
+# It is relative, and wider, as a metric may compute in float32 and training does not use it.
 _METRIC_TOLERANCE = 1e-6
 # Relative, of a comparison in float32: Adam makes large updates of gradients that are rounding
 # alone.
@@ -120,8 +120,10 @@ class ReplicaVerdict:
 
 
 def needs_check(config: TrainConfig, replicas: int) -> bool:
-    """Returns whether a new run needs a proof: a user's own model or data, on several replicas or
-    in micro-batches."""
+    """Returns whether a new run needs a proof.
+
+    It does for a user's own model or data, on several replicas or in micro-batches.
+    """
     parts = replicas * config.micro_batches
     return (
         (parts > 1 or config.virtual_replicas > 0)
@@ -231,8 +233,7 @@ _PLAIN = "with --sync_batch_norm=true and --micro_batches=1"
 
 
 def asks_for_less(config: TrainConfig) -> bool:
-    """Returns whether the settings let batch norm take fewer rows than those of all replicas, as
-    the log tells."""
+    """Returns whether batch norm may take fewer rows than those of all replicas."""
     return not config.sync_batch_norm or config.micro_batches > 1
 
 
@@ -280,8 +281,7 @@ def judge_built(setup: TrainingSetup) -> ReplicaVerdict:
 def _judged(
     config: TrainConfig, proof: Proof, compared: Callable[[], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Returns a `ReplicaVerdict`'s fields: of the proof and, where it does not suffice, of the
-    steps that are then compared."""
+    """Returns a `ReplicaVerdict`'s fields, of the proof or of steps that are then compared."""
     if proof.holds:
         exempt = f"batch norm as {_PLAIN}" if asks_for_less(config) else ""
         return {"agrees": True, "proof": PROVED, "metrics": proof.metrics, "reason": exempt}
@@ -294,8 +294,10 @@ def _judged(
 
 
 def compare_built(setup: TrainingSetup) -> dict[str, Any]:
-    """Compares steps with few rows on one device and on all of the run, and puts the variables
-    back; returns a `ReplicaVerdict`'s fields."""
+    """Compares steps with few rows on one device and on all; returns a verdict's fields.
+
+    The variables are afterwards as they were.
+    """
     # The run's data and settings are cut to one batch of few rows.
     model = setup.model
     replicas = setup.replicas
@@ -388,8 +390,10 @@ def compare_few_rows(config: TrainConfig) -> dict[str, Any]:
 
 
 def compare_bits(config: TrainConfig, replicas: int) -> list[str]:
-    """Returns a line if any bits of the variables differ between one replica and `replicas`, else
-    an empty list."""
+    """Returns a line if bits of variables differ between one replica and `replicas`.
+
+    Otherwise the list is empty.
+    """
     runs = [_run_steps(config, count, config.precision) for count in (1, replicas)]
     if other := _different_starts(config, *runs):
         return other
@@ -422,11 +426,10 @@ class ComparedSteps(NamedTuple):
 
 
 def compare_replicas(config: TrainConfig) -> ComparedSteps:
-    """Compares weights and losses on one and two replicas, in float64 or, if the model cannot run
-    in it, in float32.
+    """Compares weights and losses on one and two replicas, in float64 or float32.
 
-    Compiled metrics that float64 lacks are left out. Raises UserError if the steps give NaN or
-    infinity on one replica.
+    It takes float32 if the model cannot run in float64. Compiled metrics that float64 lacks are
+    left out. Raises UserError if the steps give NaN or infinity on one replica.
     """
     in_float32 = False
     with metrics_that_run() as omitted:
@@ -479,7 +482,7 @@ def _differences(
     optimizer = ModelInterface.of(alone.model).optimizer
     rate = getattr(optimizer, "learning_rate", config.learning_rate)
     hundred_updates = 100 * COMPARED_STEPS * float(keras.ops.convert_to_numpy(rate))
-    differences: list[float] = []
+    differences = []
     for a, b in zip(alone.weights, together.weights, strict=True):
         size = max(float(np.linalg.norm(a)), hundred_updates * np.sqrt(a.size), 1e-30)
         differences.append(float(np.nan_to_num(np.linalg.norm(a - b), nan=np.inf)) / size)
@@ -540,7 +543,7 @@ class _StepsResult:
     """Holds what a few steps began with and what they computed."""
 
     model: Any  # after the steps
-    # counts and classes of the data; for data of a function also digests of the rows
+    # counts and classes of the data, and for data of a function also digests of the rows
     content: dict[str, Any]
     starts: list[Any]  # the weights before the steps
     weights: list[Any]  # those after them
@@ -583,8 +586,7 @@ def _run_steps(config: TrainConfig, replicas: int, precision: str) -> _StepsResu
 def _different_starts(
     config: TrainConfig, alone: _StepsResult, together: _StepsResult
 ) -> list[str]:
-    """Returns a line if the two builds differ in data or weights before any step, else an empty
-    list."""
+    """Returns a line if the two builds differ before any step, else an empty list."""
     if changes := changed_values(alone.content, together.content):
         return [
             f"data={config.data}: a second reading gives other rows ({changes}): draw with a"

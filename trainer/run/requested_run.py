@@ -93,8 +93,7 @@ class RequestedRun:
 
     @property
     def has_other_data(self) -> bool:
-        """Returns whether the command line names other data, or sets settings of the function that
-        reads the data."""
+        """Returns whether the command names other data, or sets settings of its function."""
         return "data" in self.flags or not self.flags.keys() <= {*_OVERRIDABLE}
 
     @cached_property
@@ -122,8 +121,7 @@ class RequestedRun:
 
     @cached_property
     def model_config(self) -> TrainConfig:
-        """Returns `config`, but with the run's values of settings that flags give to the function
-        of the data.
+        """Returns `config` with the run's values of settings of the function of the data.
 
         If the model's function takes the same settings, such as a vocabulary, it gets those that it
         was trained with.
@@ -215,8 +213,7 @@ def read_request(kind: type[RunOptions], arguments: Sequence[str], usage: Usage)
 
 
 def _as_of_run(name: str) -> Field:
-    """Returns a setting of the run as a flag of a command on it, whose default is the run's own
-    value."""
+    """Returns a setting of the run as a flag, whose default is the run's own value."""
     field = copy(_FIELDS[name])
     if name != "replicas":
         field.default = ""
@@ -226,8 +223,10 @@ def _as_of_run(name: str) -> Field:
 
 
 def _known_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns stored settings without those of the training job alone, of which some may not exist
-    on this machine."""
+    """Returns stored settings without those of training alone.
+
+    Some of those may not exist on this machine.
+    """
     return {name: value for name, value in config.items() if name not in _TRAINING_ONLY}
 
 

@@ -57,8 +57,7 @@ class Best:
             self.state = state
 
     def consider(self, values: Mapping[str, float], step: int) -> None:
-        """Replaces the best value by this measurement if that is better, not comparable, or the
-        first."""
+        """Replaces the best value if this one is better, not comparable, or the first."""
         config = self.config
         defaults = (self.config.early_stopping, "val_accuracy", "fid", "val_loss")
         names = (config.best_metric,) if config.best_metric else defaults
@@ -92,13 +91,12 @@ class RunState:
 
     @property
     def pending(self) -> bool:
-        """Returns whether the hooks of the restored step must still run, because a signal came
-        first."""
+        """Returns whether the hooks of the restored step must still run, after a signal."""
         return self.saved is not None and self.saved.pending
 
     def values_of_epochs(self) -> dict[str, list[float]]:
         """Returns the values of each epoch so far, by name, like History.history of `fit`."""
-        epochs: dict[str, list[float]] = {}
+        epochs = {}
         for name, values in self.history.history.items():
             epochs[name] = [float(value) for value in values if isinstance(value, SupportsFloat)]
         return epochs
@@ -133,8 +131,7 @@ class RunState:
     def begin_callbacks(
         self, model: keras.Model, evaluated: Sequence[str], *, writes: bool = True
     ) -> CallbackList:
-        """Returns the callbacks, set up as in `fit`, after the beginning of training and of the
-        epoch, and restored.
+        """Returns the callbacks, set up as in `fit`, begun and restored.
 
         evaluated: the names of the values of evaluation; writes: whether this worker is the chief,
             which alone has those of Keras's callbacks that only write.
@@ -181,8 +178,10 @@ class RunState:
 
 
 def drop_epochs(file: Path, separator: str, first: int) -> None:
-    """Removes the last rows of a CSVLogger's file, of epochs from `first` on, which are trained
-    again."""
+    """Removes the last rows of a CSVLogger's file, whose epochs are trained again.
+
+    They are those from `first` on.
+    """
     if not file.is_file():
         return
     rows = file.read_text(encoding="utf-8").splitlines(keepends=True)

@@ -116,8 +116,10 @@ def compare_saved(setup: TrainingSetup, folder: Path) -> str:
 
 
 def _differ(before: Any, after: Any, tolerance: float) -> bool:
-    """Returns whether two nests of numbers differ in shape or by more than the tolerance, relative
-    to the largest."""
+    """Returns whether two nests of numbers differ in shape or by more than the tolerance.
+
+    It is relative to the largest number.
+    """
     for pair in zip(keras.tree.flatten(before), keras.tree.flatten(after), strict=False):
         a, b = (np.asarray(keras.ops.convert_to_numpy(value), np.float64) for value in pair)
         largest = np.abs(a[np.isfinite(a)]).max(initial=1e-6)

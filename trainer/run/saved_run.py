@@ -38,8 +38,7 @@ from trainer.user_code.mistakes import as_user_mistake, load_function, message_o
 
 
 def evaluate_run(run: RequestedRun) -> tuple[dict[str, float], int, Classification | None]:
-    """Returns loss and metrics by name, the number of examples, and for a classifier its
-    predictions by class.
+    """Returns loss and metrics, the number of examples and, for a classifier, its classes.
 
     Raises UserError if the data do not fit the model, or if it has nothing to evaluate.
     """
@@ -150,8 +149,7 @@ def _replicas(config: TrainConfig) -> Replicas:
 
 
 def _examples_to_use(run: RequestedRun, dataset: Dataset) -> AnyExamples:
-    """Returns the evaluation examples if there are any, else all examples of the data that the
-    command names.
+    """Returns the evaluation examples if there are any, else all examples of other data.
 
     Raises UserError if the run's own data have no evaluation examples.
     """
@@ -235,8 +233,7 @@ def _load_exported(
 
 @contextmanager
 def _reporting_misfits(run: RequestedRun, dataset: Dataset) -> Iterator[None]:
-    """Opens the data for the block, and turns errors of data that do not fit the model into a
-    UserError."""
+    """Opens the data for the block, and reports data that do not fit the model."""
     try:
         with dataset.reading():
             yield

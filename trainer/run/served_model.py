@@ -69,8 +69,8 @@ class ServedModel:
             makes_images = self.about.latent_dim and outputs.dtype != tf.uint8
             return to_uint8(outputs) if makes_images else outputs
 
-        signature: list[tf.TensorSpec] = []
-        self._row_specs: dict[str, tuple[tuple[int | None, ...], np.dtype[Any]]] = {}
+        signature = []
+        self._row_specs: dict[str, Any] = {}
         for key, spec in specs.items():
             dtype = tf.uint8 if self.about.image else spec.dtype
             signature.append(tf.TensorSpec(spec.shape, dtype))
@@ -90,11 +90,11 @@ class ServedModel:
     def parse(
         self, instances: Sequence[Any]
     ) -> tuple[list[tuple[Sequence[int], Columns]], dict[int, BadRow]]:
-        """Parses instances of JSON into blocks of equal shape, each (places, columns), and errors
-        by place.
+        """Parses instances of JSON into blocks of equal shape, and errors by place.
 
-        An instance is the value of the one input, or an object with a value for each; an image may
-        be {"b64": …}, a PNG or JPEG; a generator takes {"seed": …}, and "label" if it has classes.
+        A block is (places, columns). An instance is the value of the one input, or an object with a
+        value for each; an image may be {"b64": …}, a PNG or JPEG; a generator takes {"seed": …},
+        and "label" if it has classes.
         """
         with suppress(BadRow):
             return [(range(len(instances)), self._columns(instances))], {}
@@ -115,8 +115,7 @@ class ServedModel:
         return blocks, errors
 
     def answer(self, columns: Columns) -> list[Any]:
-        """Returns an answer for JSON to each of at most `most_rows` rows, or a BadRow if the model
-        cannot compute it.
+        """Returns an answer for JSON to each of at most `most_rows` rows, or a BadRow.
 
         An answer is the one output, or an object of outputs by name if there are several. A
         classifier that knows the names of its classes adds "probabilities" and "label".
@@ -182,17 +181,18 @@ class ServedModel:
         return {name: array[:count] for name, array in arrays}
 
     def images(self, *inputs: Any) -> UInt8Array:
-        """Returns a generator's images (count, height, width, channels) from noise (count,
-        latent_dim) and labels."""
-        images: list[UInt8Array] = []
+        """Returns a generator's images (count, height, width, channels).
+
+        inputs: noise, (count, latent_dim), and labels if it has classes.
+        """
+        images = []
         for begin in range(0, len(inputs[0]), _IMAGES):
             rows = [part[begin : begin + _IMAGES] for part in inputs]
             images.append(self._call(*rows).numpy())
         return np.concatenate(images)
 
     def metadata(self) -> dict[str, Any]:
-        """Returns the model metadata of the V2 inference protocol: inputs, outputs and class
-        names."""
+        """Returns the metadata of the V2 inference protocol: inputs, outputs, class names."""
 
         def tensor(name: str, dtype: str, shape: Sequence[int | None]) -> dict[str, Any]:
             kinds = {"string": "BYTES", "bfloat16": "BF16"}
@@ -392,7 +392,7 @@ def _answer_lines(
             part_numbers = [numbers[place] for place in places[begin:]]
             results |= zip(part_numbers, model.answer(part), strict=False)
     answers: list[Any] = []
-    errors: list[Any] = []
+    errors = []
     for row, value in sorted(results.items()):
         if isinstance(value, BadRow):
             errors.append({"row": row, "error": str(value)})

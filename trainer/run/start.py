@@ -75,7 +75,7 @@ class StartedJob:
             files = files_of(config)
         except (UserError, PlatformFault, OSError) as error:
             files = {"listing of data": f"failed: {error}"}
-        sources: list[bytes] = []
+        sources = []
         for function in (config.model, config.data, config.callbacks):
             sources += [path.read_bytes() for _, path in own_sources(function)]
         code = hashlib.sha256(b"".join(sources)).hexdigest()[:16] if sources else ""
@@ -166,9 +166,9 @@ class StartedJob:
             )
 
     def versions_by_step(self, before: Mapping[str, Any], step: int) -> list[dict[str, Any]]:
-        """Returns TensorFlow, Keras and the user's code as the run has used them, each with the
-        step from which it did.
+        """Returns the versions and the user's code that the run has used, each with its step.
 
+        The versions are those of TensorFlow and Keras, and the step is the first that used them.
         before: run.json of the previous start; step: where this start resumes. Logs a warning if
             the code, or the versions, which may round differently, have changed. Raises UserError
             if the versions have changed and the settings promise equal bits.

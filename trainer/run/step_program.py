@@ -53,8 +53,10 @@ class StepProgram:
             self._last_rows = self.setup.last_rows_from(step)
 
     def choose(self, most_steps: int) -> None:
-        """Chooses whether XLA compiles the steps, and how many of them, at most `most_steps`, one
-        program runs."""
+        """Chooses whether XLA compiles the steps, and how many of them a program runs.
+
+        most_steps: the largest number.
+        """
         setup = self.setup
         step = self.progress.step
         compiled = setup.step_runner(compiled=True)
@@ -120,8 +122,7 @@ class StepProgram:
 
 
 def gains_by_loop(runner: StepRunner, rows: Any) -> bool:
-    """Returns whether many steps in one program of XLA are faster than TensorFlow's kernels one by
-    one.
+    """Returns whether many steps in one program of XLA are faster than single kernels.
 
     The step is traced now for `rows` if it has not been. A CPU's convolutions are some ten times
     slower in a loop of XLA (https://github.com/jax-ml/jax/issues/12868).
@@ -144,9 +145,9 @@ def gains_by_loop(runner: StepRunner, rows: Any) -> bool:
 
 
 def steps_per_program(runner: StepRunner, rows: Any, most: int) -> int:
-    """Returns how many steps, at most `most`, one program of XLA should run in a loop: 1 where a
-    loop does not pay.
+    """Returns how many steps, at most `most`, one program of XLA should run in a loop.
 
+    It is 1 where a loop does not pay.
     runner: has the compiled step.
     """
     if runner.replicas.count > 1 or not gains_by_loop(runner, rows):

@@ -61,8 +61,7 @@ class JobWatch(LimitWatch):
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watches the limits within the block, as `LimitWatch` does, also while the main thread
-        hangs in a step."""
+        """Watches the limits within the block, also while the main thread hangs in a step."""
         with super().watching():
             try:
                 yield
@@ -78,8 +77,7 @@ class JobWatch(LimitWatch):
             self._job.peers.stop(self.reason)
 
     def _leave_step(self) -> None:
-        """Records the stop as `finish` does, and exits at once, as the main thread hangs in a call
-        to the devices."""
+        """Records the stop and exits at once, as the main thread hangs in a step."""
         log.warning(f"the running step hangs: stopped at the last checkpoint: {self.reason}")
         try:
             with closing(self._job.job_dir.mirror), self._job.tracking:

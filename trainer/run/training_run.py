@@ -143,8 +143,7 @@ class TrainingRun:
 
 @dataclass
 class CallRecord:
-    """Records each call to the device: its seconds, its FLOPs, a worker that holds up the others, a
-    profile."""
+    """Records each call to the device: its seconds, its FLOPs, waiting workers, a profile."""
 
     job: StartedJob
     state: RunState
@@ -178,8 +177,7 @@ class CallRecord:
         return self.state.reporter.on_call(progress, logs)
 
     def _name_fast_precision(self) -> None:
-        """Logs the precision that may be faster, if the user named none and the steps are not
-        short."""
+        """Logs the precision that may be faster, if none was named and steps are not short."""
         job = self.job
         in_float32 = keras.config.dtype_policy().name == "float32"
         unnamed = in_float32 and "precision" not in job.named

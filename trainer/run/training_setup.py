@@ -52,8 +52,7 @@ class TrainingSetup:
     runners: dict[str, StepRunner] = field(default_factory=dict)
 
     def rows_from(self, first_step: int, steps_per_program: int = 1) -> Any:
-        """Returns the iterator for `step_runner`: this worker's rows of every step from
-        `first_step` on.
+        """Returns the iterator for `step_runner`: this worker's rows of all steps from a first.
 
         `steps_per_program`: the number of steps in each item, the first of which starts at a
             multiple of it. If the GPU holds all rows, items are row numbers. On GPUs rows are
@@ -73,16 +72,15 @@ class TrainingSetup:
 
     @property
     def undivided(self) -> bool:
-        """Returns whether `rows_from` gives whole batches, of which each replica takes its rows
-        within the step.
+        """Returns whether `rows_from` gives whole batches.
 
-        So do examples without row numbers whose last batch is smaller.
+        Each replica then takes its rows within the step. This holds for examples without row
+        numbers whose last batch is smaller.
         """
         return self.schedule.last > 0 and isinstance(self.dataset.train, InSequence)
 
     def batches_from(self, first_step: int, steps_per_program: int = 1) -> Any:
-        """Returns the tf.data.Dataset of `trainer.data.batches.batches`: this worker's rows from
-        `first_step` on."""
+        """Returns the tf.data.Dataset of this worker's rows from `first_step` on."""
         train = self.dataset.train
         if isinstance(train, InSequence):
             train = train.anew()
@@ -117,8 +115,7 @@ class TrainingSetup:
 
     @property
     def as_fit(self) -> AsFit:
-        """Returns the function that makes of the parts of rows what `fit` passes, with the weights
-        of classes."""
+        """Returns the function from parts of rows to what `fit` passes, with class weights."""
         return weighted_by_class(self.dataset.as_fit, self.config.class_weight)
 
     @cached_property
@@ -229,8 +226,7 @@ def setup_with(
 
 
 def refuse_other_classes(config: TrainConfig, dataset: Dataset, model: keras.Model) -> None:
-    """Raises UserError for weights of classes that the model does not have, and for targets that
-    are no classes."""
+    """Raises UserError for weights of missing classes, and for targets that are no classes."""
     if config.class_weight and len(parts := dataset.train.first(HEAD_ROWS)) > 1:
         shape = getattr(model, "output_shape", None)
         units = shape[-1] if isinstance(shape, tuple) and len(shape) == 2 else 0
@@ -240,8 +236,7 @@ def refuse_other_classes(config: TrainConfig, dataset: Dataset, model: keras.Mod
 
 
 def set_precision_and_seed(config: TrainConfig) -> None:
-    """Sets the precision and the random seeds for new layers, and restarts the numbering of their
-    names."""
+    """Sets precision and seeds for new layers, and numbers their names from the start."""
     reset_layer_names()
     set_arithmetic(config)
     set_precision(config)
@@ -273,8 +268,7 @@ def set_arithmetic(config: TrainConfig) -> None:
 
 
 def starting_weights(config: TrainConfig, setup: TrainingSetup) -> None:
-    """Loads the weights of --initial_checkpoint or --initial_model, if given, and logs where the
-    run starts from."""
+    """Loads the first weights, if a setting names some, and logs where the run starts."""
     initial = config.initial_checkpoint or config.initial_model
     copies = copies_of_weights(setup.model) if initial else []
     if config.initial_checkpoint:

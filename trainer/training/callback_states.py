@@ -97,7 +97,7 @@ class CallbackStates:
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self._callbacks = callbacks
-        # what `_attributes` returned by callback, as `begin` noted it
+        # what `_attributes` returned for each callback when `begin` was called
         self._begun: dict[str, tuple[dict[str, AttributeValue], dict[str, Any]]] = {}
 
     def _named(self) -> Iterator[tuple[str, Callback]]:
@@ -136,10 +136,10 @@ class CallbackStates:
         return state, arrays
 
     def restore(self, state: State, arrays: Mapping[str, Any]) -> None:
-        """Sets the attributes that `changed` returned, unless a callback now monitors another
-        value.
+        """Sets the attributes that `changed` returned.
 
-        Of several workers only the chief has arrays. Call it after `begin`.
+        A callback that now monitors another value gets none. Of several workers only the chief has
+        arrays. Call it after `begin`.
         """
         for name, callback in self._named():
             saved = state.get(name)

@@ -51,8 +51,7 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
         self.best: float | None = None
 
     def on_train_batch_end(self, batch: int, logs: Scalars | None = None) -> None:
-        """Raises UserError, after the first call to the device, if epochs cannot be compared by
-        `monitor`."""
+        """Raises UserError, after the first call, if epochs cannot be compared by `monitor`."""
         if not self.checked:
             names = {*(logs or {}), *self.evaluated}
             check_known("early_stopping", self.monitor, "an epoch has", names)
@@ -108,8 +107,7 @@ def stop_reason(callbacks: Sequence[Callback]) -> str:
 
 
 def load_callbacks(config: TrainConfig) -> list[Callback]:
-    """Returns the callbacks of `config.callbacks` (package.module:function), and early stopping if
-    it is set.
+    """Returns the callbacks of `config.callbacks`, and early stopping if it is set.
 
     Raises UserError if that function does not return a list of Keras callbacks.
     """
@@ -178,16 +176,14 @@ _ONCE_A_CALL = {
 
 
 def acts_on_batches(callback: Callback) -> bool:
-    """Returns whether a callback has a hook of single batches, by its class or on the instance
-    (LambdaCallback)."""
+    """Returns whether a callback has a hook of single batches, also by its instance."""
     frequencies = [getattr(callback, name, None) for name in ("save_freq", "update_freq")]
     counts = any(isinstance(frequency, int) for frequency in frequencies)
     return counts or _overrides(callback, _BATCH_HOOKS)
 
 
 def _overrides(callback: Callback, hooks: Sequence[str]) -> bool:
-    """Returns whether a callback has one of the hooks, on the instance or of a class that is not in
-    _ONCE_A_CALL."""
+    """Returns whether a callback has one of the hooks, not of a class in _ONCE_A_CALL."""
     classes = type(callback).__mro__
     owners = {next(owner for owner in classes if name in vars(owner)) for name in hooks}
     return any(name in vars(callback) for name in hooks) or not owners <= _ONCE_A_CALL

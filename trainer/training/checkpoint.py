@@ -50,17 +50,16 @@ from trainer.reporting.progress import State
 Variables = Mapping[str, Any]  # of a model, or their values, by name
 Arrays = dict[str, npt.NDArray[Any]]
 WEIGHTS = "model/"  # the prefix of a network's variables; all others have "training/"
-# the prefix of arrays that callbacks hold, such as the best weights of EarlyStopping
+# The prefix is that of arrays that callbacks hold, such as the best weights of EarlyStopping.
 CALLBACKS = "callbacks/"
 METRICS = "metrics/"  # the prefix of what metrics have counted in the epoch so far
 
 
 def variables_of(model: keras.Model) -> Variables:
-    """Returns every variable that training changes, by a name that does not depend on strategy or
-    replicas.
+    """Returns every variable that training changes, by name.
 
-    Metrics are left out, as each replica has counts of its own (see `ReplicaCounts`), and so are
-    learning rates, which LearningRates holds.
+    The name does not depend on strategy or replicas. Metrics are left out, as each replica has
+    counts of its own (see `ReplicaCounts`), and so are learning rates, which LearningRates holds.
     """
     of_metrics = itertools.chain(*(metric.variables for metric in model.metrics))
     metrics = {id(variable) for variable in of_metrics}
@@ -109,7 +108,7 @@ class ReplicaCounts:
 
     def _variables(self) -> dict[str, list[Any]]:
         """Returns by name the part of each variable on each of this worker's replicas."""
-        parts: dict[str, list[Any]] = {}
+        parts = {}
         of_metrics = itertools.chain(*(metric.variables for metric in self.model.metrics))
         for number, variable in enumerate(of_metrics):
             value = variable.value if isinstance(variable, keras.Variable) else variable
@@ -189,8 +188,10 @@ def snapshot(variables: Variables) -> Arrays:
 
 
 def digest_of(values: Arrays) -> str:
-    """Returns the SHA-256 of variables with their names and types: equal only where all bits
-    are."""
+    """Returns the SHA-256 of variables with their names and types.
+
+    It is equal only where all bits are.
+    """
     digest = hashlib.sha256()
     for name, value in values.items():
         digest.update(f"{name} {value.dtype} {value.shape}\n".encode() + value.tobytes())
@@ -389,8 +390,7 @@ def checkpoint_folders(folder: Path) -> list[Path]:
 
 
 def write_checkpoint(folder: Path, values: Arrays, manifest: dict[str, Any]) -> None:
-    """Writes `folder` atomically: the variables, then the manifest with their sizes and
-    checksums."""
+    """Writes `folder` atomically: the variables, then the manifest with checksums."""
     with tensorflow_writing(folder), atomic_folder(folder) as beside:
         with tf.device("CPU:0"):
             tensors = [tf.identity(value) for value in values.values()]
@@ -456,10 +456,10 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def load_weights(model: keras.Model, path: Path, replicas: Replicas, origin: str = "") -> None:
-    """Loads the networks' weights from another run: from the checkpoint `path`, or the newest below
-    it.
+    """Loads the networks' weights from another run.
 
-    Raises UserError, calling the checkpoint `origin`, if it is damaged or does not fit.
+    path: a checkpoint, or a folder whose newest one is taken. Raises UserError, calling the
+    checkpoint `origin`, if it is damaged or does not fit.
     """
     origin = origin or f"initial_checkpoint={path}"
     candidates = [

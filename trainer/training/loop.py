@@ -72,13 +72,14 @@ class Control:
         return float(total) / self.replicas.cluster.workers
 
     def agree_to_stop(self, model: Any) -> None:
-        """Sets `model.stop_training` on all workers if a Keras callback has set it on any of
-        them."""
+        """Sets `model.stop_training` on all workers if it is set on any of them."""
         model.stop_training = bool(self.replicas.sum_over_workers([bool(model.stop_training)])[0])
 
     def watched(self) -> Replicas:
-        """Returns replicas for a long measurement: their sums over workers raise Interrupted if the
-        run is to stop."""
+        """Returns replicas whose sums over workers raise Interrupted if the run is to stop.
+
+        They are for a long measurement.
+        """
 
         def leave_if_requested() -> None:
             if self._record_stop(*self.replicas.sum_over_workers(self._requests())):
@@ -91,8 +92,7 @@ class Control:
         return [bool(self.request), bool(self.request.reason)]
 
     def _record_stop(self, signals: float, limits: float) -> bool:
-        """Records and returns whether to stop, by how many workers have a signal and how many are
-        at a limit."""
+        """Records and returns whether to stop, by the workers with a signal or at a limit."""
         if signals:
             self.signal = self.request.signal or "a signal to another worker"
         elif limits:
@@ -105,9 +105,9 @@ CALL_SECONDS = 3.0
 
 @dataclass(frozen=True)
 class Hook:
-    """Runs `act` every `every` steps (0: never), when `requested`, and, if `at_end`, when steps or
-    budget are done.
+    """Runs `act` every `every` steps (0: never) and when `requested`.
 
+    With `at_end` it also runs when steps or budget are done.
     cuts: further steps at which calls to the device end.
     """
 
@@ -130,9 +130,9 @@ class Hook:
 
 @dataclass
 class CallSize:
-    """Chooses the number of steps of the next call: from one, doubled until a call lasts
-    `most_seconds`.
+    """Chooses the number of steps of the next call.
 
+    It begins at one and doubles until a call lasts `most_seconds`.
     most_steps: the largest number; 0 for no limit.
     """
 
@@ -172,8 +172,7 @@ class TrainingLoop:
         begin_call: Callable[[], None],
         end_call: Callable[[StepLogs], Mapping[str, float]],
     ) -> None:
-        """Trains until `progress` is finished, a Keras callback of any worker stops it, or
-        `control` requests a stop.
+        """Trains until `progress` is finished, or a callback or `control` ends the run.
 
         run_steps: takes (first step, number of steps), runs these and returns their scalars.
             begin_call, end_call: run before and after every call to the device; `end_call` returns

@@ -82,9 +82,9 @@ def operations(
     times: int = 1,
     used: Sequence[int] | None = None,
 ) -> Iterator[Operation]:
-    """Yields the operations that a call of `graph` runs, also in functions and loops, but not in
-    tf.cond's branches.
+    """Yields the operations that a call of `graph` runs.
 
+    They include those of functions and loops, but not of tf.cond's branches.
     loops: the number of iterations of each nested loop, the outermost first; by default one, of the
         loop over steps; None stands for the most that the graph gives such a loop, and 0 if it
         gives none.

@@ -73,7 +73,7 @@ class StepRunner:
     gather: Callable[[Any], Any] | None = None
     # a subclass may draw otherwise: set it before the first call
     context: type[StepContext] = StepContext
-    # of the rows and random numbers that a compiled step takes; known once it is traced
+    # the bytes of rows and random numbers that a compiled step takes, known once it is traced
     bytes_of_step: int = 0
 
     def __post_init__(self) -> None:
@@ -146,8 +146,7 @@ class StepRunner:
             return tf.autograph.experimental.do_not_convert(self._on_replicas)(batch, step)
 
     def traced(self, iterator: Any) -> Any:
-        """Returns the ConcreteFunction of the loop over steps, traced now if no step was run
-        yet."""
+        """Returns the ConcreteFunction of the loop over steps, which is traced if it is not yet."""
         return self._run.get_concrete_function(iterator, tf.constant(0, tf.int64), tf.constant(0))
 
     def size(self, iterator: Any) -> int:
@@ -337,10 +336,10 @@ class StepRunner:
         return scalars
 
     def _program(self, steps: Sequence[Any], begin: Any = 0, end: Any = 1) -> Any:
-        """Returns a function, compiled by XLA, from a replica's data, of one step or stacked of
-        several, to scalars.
+        """Returns a function that XLA compiles, from a replica's data to scalars.
 
-        Of several steps it runs those from `begin` to below `end`, in a loop.
+        The data are of one step, or stacked of several. Of several steps it runs those from `begin`
+        to below `end`, in a loop.
         """
         graph = tf.compat.v1.get_default_graph()
 

@@ -91,8 +91,8 @@ def choose(
 
     # With jit_compile=auto the layers and the processor decide.
     if choice is None:
-        grouped: list[str] = []
-        tables: list[str] = []
+        grouped = []
+        tables = []
         for layer in all_layers(model):
             if isinstance(layer, _BY_DEPTH) or getattr(layer, "groups", 1) > 1:
                 grouped.append(layer.name)
