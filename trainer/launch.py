@@ -16,13 +16,14 @@ from collections.abc import Sequence  # noqa: E402
 from typing import Any  # noqa: E402
 
 from trainer.base.errors import UserError  # noqa: E402
-from trainer.base.log import set_verbose  # noqa: E402
+from trainer.base.log import log, set_verbose  # noqa: E402
 from trainer.base.run_files.job_directory import open_job_dir, outputs  # noqa: E402
 from trainer.base.settings.fields import (  # noqa: E402
     Usage,
     answer_help,
     coerce_all,
     fields_of,
+    flag_name,
     read_flags,
 )
 from trainer.base.settings.request import LAUNCH_SETTINGS, LaunchOptions  # noqa: E402
@@ -67,6 +68,9 @@ def main(arguments: Sequence[str]) -> int:
     forced = values.pop("launch", False)
     if not os.path.isfile(script):
         raise UserError(f"{script}: no such file")
+    for name in (flag_name(word) for word in own):
+        if name in LAUNCH_SETTINGS:
+            log.info(f"--{name} goes to {script}: a flag of this program stands before the script")
     config = TrainConfig(model=script, data=script, **values)
     is_chief = read_cluster().is_chief  # only the chief writes
     preflight({}, outputs(config) if is_chief else {})

@@ -39,8 +39,9 @@ _STEP = re.compile(r"(step|epoch) +([\d,]+)(?:/| of )([\d,]+)")  # begins a line
 
 @dataclasses.dataclass(frozen=True)
 class Fitted:
-    """Holds a finished training. `history`: the values of each loss and metric by epoch, as Keras's
-    History.history.
+    """Holds a finished training.
+
+    `history`: the values of each loss and metric by epoch, as Keras's History.history.
 
     `cost`: USD that its jobs cost, 0 on this machine, None if unknown; `url`: the job's page, or
         the local folder.
@@ -108,6 +109,7 @@ def fit(
             " a compiled keras.Model and the x and y of its fit"
         )
     keywords: dict[str, Value] = {"model": model, "data": data, "job_dir": job_dir, **options}
+    # On this machine, in a folder that the settings name unless the caller does.
     if on is None:
         log = stream or (sys.stdout if progress and "ipykernel" not in sys.modules else None)
         if job_options := sorted(fields_of(SubmitOptions).keys() & options.keys()):
@@ -121,6 +123,7 @@ def fit(
         folder = overrides.values["job_dir"]
         result = _train(overrides, log, progress)
         return Fitted(result.history, result, 0.0, folder, folder)
+    # On a tier, as a job that is followed to its end.
     advance = _progress_bar(progress)
 
     def show(line: WatchLine) -> None:
@@ -176,6 +179,7 @@ def _fit_here(
             "fit of a model trains in the main thread alone: Ctrl-C would not reach it in"
             " another one"
         )
+    # Which keywords are flags of `trainer.launch`, and which are arguments of `fit`.
     of_launch = fields_of(TrainConfig, *LAUNCH_SETTINGS)
     of_fit = {name: value for name, value in options.items() if name not in of_launch}
     accepted = inspect.signature(type(model).fit).parameters
@@ -185,23 +189,20 @@ def _fit_here(
             " for a model of this process are the arguments of keras.Model.fit and the flags of"
             " python -m trainer.launch"
         )
-    settings = coerce_all(
-        of_launch, {name: options[name] for name in options.keys() & of_launch.keys()}
-    )
+    values = {name: value for name, value in options.items() if name in of_launch}
+    settings = coerce_all(of_launch, values)
+    # Without a folder one that the model, its weights and the settings name.
     if not job_dir:
-        about = (
-            type(model).__name__,
-            [(variable.name, variable.shape) for variable in model.weights],
-            settings,
-        )
-        digest = hashlib.sha256(repr(about).encode())
+        variables = [(variable.name, variable.shape) for variable in model.weights]
+        identity = (type(model).__name__, variables, settings)
+        digest = hashlib.sha256(repr(identity).encode())
         for weight in model.get_weights():
             digest.update(weight.tobytes())
         job_dir = f"runs/fit-{digest.hexdigest()[:8]}"
     name = type(model).__name__
     start_logging()
-    shown = contextlib.redirect_stdout(stream) if stream else contextlib.nullcontext()
-    with shown, hidden(not stream):
+    output = contextlib.redirect_stdout(stream) if stream else contextlib.nullcontext()
+    with output, hidden(not stream):
         launched.fit_model(
             model,
             TrainConfig(model=name, data=name, job_dir=job_dir, **settings),
@@ -214,11 +215,12 @@ def _fit_here(
 
 
 def _overrides(keywords: Mapping[str, Value]) -> Overrides:
-    """Returns the settings of a call that trains here. Raises UserError for what the trainer would
-    refuse."""
-    overrides = Overrides.read(
-        {name: value for name, value in keywords.items() if value is not None}
-    )
+    """Returns the settings of a call that trains here.
+
+    Raises UserError for what the trainer would refuse.
+    """
+    values = {name: value for name, value in keywords.items() if value is not None}
+    overrides = Overrides.read(values)
     _ = Request(None, overrides).config
     return overrides
 

@@ -52,10 +52,10 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         values = {str(tier["tier"]): figures_of(tier) for tier in self.tiers}
-        lines = [
-            [name, *(figures(of[key]) if key in of else "" for key in FIGURES)]
-            for name, of in values.items()
-        ]
+        lines = []
+        for name, of_tier in values.items():
+            cells = [figures(of_tier[key]) if key in of_tier else "" for key in FIGURES]
+            lines.append([name, *cells])
         return html_table(("tier", *FIGURES), lines, self.verdict)
 
 
@@ -64,9 +64,8 @@ def read_comparison(folder: Path, code: int) -> Comparison:
     begun."""
     file = folder / "table.json"
     content = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    return Comparison(
-        folder, code, *(content.get(name, []) for name in ("tiers", "verdict", "notes"))
-    )
+    fields = [content.get(name, []) for name in ("tiers", "verdict", "notes")]
+    return Comparison(folder, code, *fields)
 
 
 @options_class
@@ -150,34 +149,32 @@ def compare_by_options(
 ) -> Comparison:
     """Runs the comparison that the request describes and returns its results; in a dry run only
     prints its cost."""
-    asked = request.options
+    options = request.options
     program = request.program
     trackers = trackers_in(program.values)
     # all runs are sent from here at the end, under one parent run
     program = program.without("track")
+    # The tiers, and what runs on each.
     specs = read_tiers(
-        asked.tiers, asked.prices, asked.price_per_hour, partial(machine_spec, asked)
+        options.tiers, options.prices, options.price_per_hour, partial(machine_spec, options)
     )
-    if asked.baseline and asked.baseline not in (tier.name for tier in specs):
-        raise UserError(
-            f"baseline={asked.baseline}: it must be one of {', '.join(tier.name for tier in specs)}"
-        )
+    names = [tier.name for tier in specs]
+    if options.baseline and options.baseline not in names:
+        raise UserError(f"baseline={options.baseline}: it must be one of {', '.join(names)}")
     comparison = ComparisonRequest(
         # a script's batch is not known
         specs,
         program,
-        "script" if isinstance(program, Script) else asked.scaling,
-        asked.repeats,
+        "script" if isinstance(program, Script) else options.scaling,
+        options.repeats,
         request.command,
     )
-    out = local_path(asked.out, "out")
-    vertex = asked.on == "vertex"
+    out = local_path(options.out, "out")
+    vertex = options.on == "vertex"
+    # Options of jobs are refused where this machine runs the tiers.
     defaults = JobOptions()
-    job_flags = [
-        name
-        for name in fields_of(JobOptions)
-        if name not in _LOCAL_OPTIONS and getattr(asked, name) != getattr(defaults, name)
-    ]
+    job_only = [name for name in fields_of(JobOptions) if name not in _LOCAL_OPTIONS]
+    job_flags = [name for name in job_only if getattr(options, name) != getattr(defaults, name)]
     job_flags += ["dry_run"] * dry_run
     if job_flags and not vertex:
         raise UserError(
@@ -187,16 +184,17 @@ def compare_by_options(
     runner: Runner = LocalRunner()
     if vertex:
         runner = VertexRunner(
-            asked, packages_of(asked, program), new_submission(), session, dry_run=dry_run
+            options, packages_of(options, program), new_submission(), session, dry_run=dry_run
         )
     if dry_run:
         missing = announce(comparison, runs, out, runner)
         say(NOTHING_SENT if missing else f"nothing to submit: all runs in {out} are done")
         return Comparison(out, DONE, [], [], [])
     code = run_comparison(
-        comparison, runs, out, runner, asked.parallel or (len(comparison.runs()) if vertex else 1)
+        comparison, runs, out, runner, options.parallel or (len(comparison.runs()) if vertex else 1)
     )
+    # The report, and what the trackers get.
     if any_begun(out):
-        write_report([asked.out], asked.out, asked.baseline, dict(asked.price_per_hour))
-        track_runs([asked.out], trackers)
+        write_report([options.out], options.out, options.baseline, dict(options.price_per_hour))
+        track_runs([options.out], trackers)
     return read_comparison(out, code)

@@ -42,28 +42,29 @@ def attach(
     NAME,NAME; by default gcloud's region and those of the submissions from this folder. Raises
     UserError if there is no such job.
     """
+    # A job of a submission from this folder; one that was interrupted is found by its label.
     attempt = find_attempt(job)
     name = job
     if attempt:
-        record, last = attempt
-        # interrupted: find it by label
-        if not last.job and last.state != "NOT SUBMITTED" and last.sent_at:
-            opened = session.open(backend, last.project, last.region)
+        record, newest = attempt
+        if not newest.job and newest.state != "NOT SUBMITTED" and newest.sent_at:
+            opened = session.open(backend, newest.project, newest.region)
             with api_errors(opened.gcp):
-                last.job = look_for(record.label, opened, last.sent_at)
+                newest.job = look_for(record.label, opened, newest.sent_at)
             record.write()
-        if not last.job:
+        if not newest.job:
             raise UserError(
-                f"submission {record.submission} has no job in {last.region}"
-                f" ({last.error or 'it was not requested'}): submit it again, or see `python -m"
+                f"submission {record.submission} has no job in {newest.region}"
+                f" ({newest.error or 'it was not requested'}): submit it again, or see `python -m"
                 " deploy jobs`"
             )
-        name = last.job
+        name = newest.job
+    # A job by its resource name, or by its number.
     full_name = re.fullmatch(r"projects/([^/]+)/locations/([^/]+)/customJobs/\d+", name)
-    named = full_name[1] if full_name else ""
+    in_name = full_name[1] if full_name else ""
     if not project:  # some services reject a project's number, so gcloud's project comes first
-        known = attempt[1].project if attempt else "" if named.isdecimal() else named
-        project = known or read_project("") or named
+        recorded = attempt[1].project if attempt else "" if in_name.isdecimal() else in_name
+        project = recorded or read_project("") or in_name
     if full_name:
         return VertexJob(name, session.open(backend, project, full_name[2]), attempt)
     regions = _regions(region)
@@ -78,6 +79,7 @@ def attach(
     if name.isdecimal() and len(regions) == 1:
         name = f"projects/{project}/locations/{regions[0]}/customJobs/{name}"
         return VertexJob(name, session.open(backend, project, regions[0]))
+    # A job that another folder or machine sent.
     for place in regions:
         opened = session.open(backend, project, place)
         with api_errors(opened.gcp):
@@ -95,8 +97,8 @@ def _regions(flag: str) -> list[str]:
     names = [flag or read_region("")]
     if not flag:
         names += [attempt.region for record in submissions() for attempt in record.attempts[::-1]]
-    known = ",".join(filter(None, names))
-    return regions_in(known) if known else []
+    regions = ",".join(filter(None, names))
+    return regions_in(regions) if regions else []
 
 
 @options_class
@@ -135,27 +137,31 @@ def jobs(
     session: Session = SESSION,
     **options: Value,
 ) -> list[JobStatus]:
-    """Returns the newest jobs of each region. `options`: fields of JobsOptions, such as
-    state="RUNNING" or limit.
+    """Returns the newest jobs of each region.
+
+    `options`: fields of JobsOptions, such as state="RUNNING" or limit.
 
     Also cancels duplicates, second jobs that were created because a response was lost, and prints
     so on `stream`.
     """
-    asked = call_verb(JobsOptions, (), {"region": region, **options}, None, JOBS).options
+    request = call_verb(JobsOptions, (), {"region": region, **options}, None, JOBS)
     with printed_on(stream):
-        return [status for _, newest, _ in jobs_by_region(asked, session) for status in newest]
+        statuses = list[JobStatus]()
+        for _, newest, _ in jobs_by_region(request.options, session):
+            statuses += newest
+        return statuses
 
 
 def jobs_by_region(
-    asked: JobsOptions, session: Session
+    options: JobsOptions, session: Session
 ) -> Iterator[tuple[str, list[JobStatus], int]]:
     """Yields, for each region, its name, the jobs that `jobs` returns for it, and the number of all
     its jobs."""
     newest_sent = find_attempt("")
-    project = read_project(asked.project)
+    project = read_project(options.project)
     project = project or needed_project(newest_sent[1].project if newest_sent else "")
-    for region in _regions(asked.region) or [needed_region("")]:
-        backend = session.open(asked.backend, project, region)
+    for region in _regions(options.region) or [needed_region("")]:
+        backend = session.open(options.backend, project, region)
         with api_errors(backend.gcp):
             statuses = retried(backend.jobs, session.clock)
             # by label: the jobs of one attempt of a submission
@@ -165,9 +171,8 @@ def jobs_by_region(
             for group in groups.values():
                 cancel_duplicates(group, backend)
         newest = sorted(statuses, key=lambda status: status.created or 0.0, reverse=True)
-        newest = [
-            status
-            for status in newest
-            if asked.state in ("", status.state) and asked.labels.items() <= status.labels.items()
-        ][: asked.limit]
+        if options.state:
+            newest = [status for status in newest if status.state == options.state]
+        wanted = options.labels.items()
+        newest = [status for status in newest if wanted <= status.labels.items()][: options.limit]
         yield region, [*map(with_stop_reason, newest)], len(statuses)

@@ -152,10 +152,10 @@ class Plan:
         limits = {"within": within, "budget": budget}
         options = call_verb(PlanOptions, (), limits, None, USAGE).options
         hours = (options.within or math.inf) / 3600
-        most = options.budget or math.inf
+        usd = options.budget or math.inf
         for end in ("high", "middle"):
             for of_tier, offer in likely(self.offers):  # the cheapest first
-                if getattr(offer.hours_until_end, end) <= hours and getattr(offer.usd, end) <= most:
+                if getattr(offer.hours_until_end, end) <= hours and getattr(offer.usd, end) <= usd:
                     tier = self.names.get(of_tier.tier, of_tier.tier)
                     return OfferChoice(tier, offer.strategy, offer.hours, offer.usd)
         raise UserError(
@@ -165,13 +165,11 @@ class Plan:
 
     def cells(self) -> list[list[str]]:
         """Returns a row for each offer, then one for each tier without any."""
-        rows = [
-            _cells(forecast, offer, index in self.efficient)
-            for index, (forecast, offer) in enumerate(self.offers)
-        ]
-        return rows + [
-            _cells(forecast, None, False) for forecast in self.forecasts if not forecast.offers
-        ]
+        rows = []
+        for index, (of_tier, offer) in enumerate(self.offers):
+            rows.append(_cells(of_tier, offer, index in self.efficient))
+        without = [of_tier for of_tier in self.forecasts if not of_tier.offers]
+        return rows + [_cells(of_tier, None, False) for of_tier in without]
 
     def __repr__(self) -> str:
         tiers = f"<plan of {len(self.forecasts)} tiers for {self.about}"
@@ -202,28 +200,31 @@ class Plan:
             *(f"  {answer.question.ljust(width)}   {answer.text}" for answer in answers),
             "",
         ]
+        # The offers that no other beats, as far as there are lines for them.
         front = [self.offers[index] for index in sorted(self.efficient)]
-        rows = [
-            (
-                forecast.tier,
+        rows = []
+        for of_tier, offer in front[: LINES - len(lines) - 2]:
+            fit = of_tier.fit
+            row = (
+                of_tier.tier,
                 STRATEGIES[offer.strategy],
-                forecast.fit.verdict if forecast.fit else "not known",
-                f"{forecast.fit.largest_batch:,}" if forecast.fit else "",
+                fit.verdict if fit else "not known",
+                f"{fit.largest_batch:,}" if fit else "",
                 time_of(offer),
                 offer.usd.text(dollars),
             )
-            for forecast, offer in front[: LINES - len(lines) - 2]
-        ]
+            rows.append(row)
         if rows:
             table = terminal_table(
                 ("tier", "how", "fits", "largest batch", "time", "USD"), rows, _TEXT_COLUMNS
             )
             lines += [f"  {line}" for line in table.splitlines()]
-        more = len(self.cells()) - len(rows)
-        rest = f"{more} more: --all; what is assumed" if more else "What is assumed"
+        # Where the rest is.
+        omitted = len(self.cells()) - len(rows)
+        hint = f"{omitted} more: --all; what is assumed" if omitted else "What is assumed"
         prices = load_machines()
         lines.append(
-            f"  {rest}{f': {folder}' if folder else ''}. Prices: {prices.region}, {prices.date}"
+            f"  {hint}{f': {folder}' if folder else ''}. Prices: {prices.region}, {prices.date}"
         )
         return "\n".join(line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}…" for line in lines)
 
@@ -316,7 +317,7 @@ class Plan:
             f" of the time between checkpoints, and {RESTART_SECONDS / 60:.0f} minutes; up to twice"
             " as many."
         )
-        pairs = ((problem, each.tier) for each in self.forecasts for problem in each.problems)
+        pairs = [(problem, item.tier) for item in self.forecasts for problem in item.problems]
         yield from (f"{names}: {problem}" for problem, names in grouped(pairs).items())
 
 
@@ -427,73 +428,77 @@ def plan_by_options(
     `out`: a folder that must be writable before anything is measured; `dry_run`: prints the job of
         --measure instead of sending it, and plans without it.
     """
-    asked = request.options
+    options = request.options
     overrides = request.program
     assert isinstance(overrides, Overrides)
-    if asked.measure and asked.max_cost is None:
+    # The options of the job of --measure belong together.
+    if options.measure and options.max_cost is None:
         raise UserError(
-            f"measure={asked.measure}: a job costs money: set a limit, such as --max_cost=1"
+            f"measure={options.measure}: a job costs money: set a limit, such as --max_cost=1"
         )
-    if asked.measure:  # refuse mistakes before the slow measurement on this machine
-        load_tier(asked.measure)
-        checked_address("bucket", asked.bucket)
-    elif asked.max_cost is not None or asked.bucket or dry_run:
+    if options.measure:  # refuse mistakes before the slow measurement on this machine
+        load_tier(options.measure)
+        checked_address("bucket", options.bucket)
+    elif options.max_cost is not None or options.bucket or dry_run:
         raise UserError(
             "--max_cost, --bucket and --dry_run are for the job of --measure=TIER: add it, or drop"
             " them"
         )
-    names = asked.tiers or tier_names()
-    sources = asked.from_
-    usd_by_tier = asked.price_per_hour
-    specs = read_tiers(names, asked.prices, usd_by_tier)
+    names = options.tiers or tier_names()
+    sources = options.from_
+    usd_by_tier = options.price_per_hour
+    specs = read_tiers(names, options.prices, usd_by_tier)
     config = overrides.resolve()
     if out:
         make_writable(out, "out")
-    step_plan = read_plan(expanded(asked.plan)) if asked.plan else plan_of(config, overrides)
-    if asked.plan and step_plan.key != plan_key(config, step_plan.versions):
+    # The plan of a step, and what is known of runs.
+    step_plan = read_plan(expanded(options.plan)) if options.plan else plan_of(config, overrides)
+    if options.plan and step_plan.key != plan_key(config, step_plan.versions):
         raise UserError(
-            f"plan={asked.plan}: it was made for other settings or sources ({step_plan.model} on"
+            f"plan={options.plan}: it was made for other settings or sources ({step_plan.model} on"
             f" {step_plan.data}): leave it out, or make it again with the flags of this command:"
             " python -m trainer.plan … --out=FILE"
         )
-    if asked.measure and (folder := _measured(request, step_plan, config, session, dry_run)):
+    if options.measure and (folder := _measured(request, step_plan, config, session, dry_run)):
         sources = (*sources, folder)
     extrapolations = list[Extrapolation]()
     assumed = list[str]()
     if sources:
-        extrapolations, assumed = extrapolate(
-            collect(sources), [tier.facts for tier in specs], config
-        )
+        facts = [tier.facts for tier in specs]
+        extrapolations, assumed = extrapolate(collect(sources), facts, config)
     by_name = {extrapolation.tier: extrapolation for extrapolation in extrapolations}
-    built = None if asked.image else remembered()
-    code = packages_with(asked.package) if built or asked.image == AUTO else []
-    images = dict.fromkeys((False, True), asked.image)
-    if asked.image == AUTO:
-        gcp = GcpConfig(needed_project(asked.project), needed_region(asked.region), "")
+    # The images: whether each start of a job installs what it requires.
+    built = None if options.image else remembered()
+    code = packages_with(options.package) if built or options.image == AUTO else []
+    images = dict.fromkeys((False, True), options.image)
+    if options.image == AUTO:
+        gcp = GcpConfig(needed_project(options.project), needed_region(options.region), "")
         for gpus in {tier.accelerators > 0 for tier in specs}:
             needed = [*requirements(gpus), *tracker_packages(config.track)]
             needed += [line for package in code for line in package.requires]
             images[gpus], lines = automatic_image(gcp, needed)
             say(*lines)
+    # A forecast of each tier, also of the 16 bits that the user may not have thought of.
     forecasts: list[Forecast] = []
     in_bfloat16: list[Forecast] = []
     unnamed = config.precision == "float32" and "precision" not in overrides.values
     for tier in specs:
         extrapolation = by_name.get(tier.name)
-        if asked.fit and extrapolation:
+        if options.fit and extrapolation:
             tell(f"# {tier.name}: --fit is ignored: a run of --from shows this tier as it is")
-        chosen = (
-            best_memory_option(tier, step_plan, config) if asked.fit and not extrapolation else None
-        )
-        run = replace(config, **{chosen.name: chosen.value}) if chosen else config
-        table = load_machines(asked.prices)
+        run = config
+        if options.fit and not extrapolation:
+            chosen = best_memory_option(tier, step_plan, config)
+            run = replace(config, **{chosen.name: chosen.value}) if chosen else config
+        table = load_machines(options.prices)
         plain = choose_image(tier, images[tier.accelerators > 0], built, code).installs
         forecasts.append(forecast(tier, step_plan, run, table, extrapolation, plain=plain))
         if unnamed and not sources:
             half = replace(run, precision="mixed_bfloat16")
             in_bfloat16.append(forecast(tier, step_plan, half, table, plain=plain))
     as_typed = {tier.name: name for tier, name in zip(specs, names, strict=True)}
-    # Tiers may differ, and there may be no time that comes from the graph.
+    # What is trained, in words. Whether XLA compiles it may differ from tier to tier, and is known
+    # of times from the graph alone.
     compiled = sorted({forecast.compiled for forecast in forecasts if forecast.basis == BY_GRAPH})
     xla = {(True,): ", compiled", (False,): ", plain", (): ""}.get(
         tuple(compiled), ", compiled on one GPU"
@@ -503,13 +508,14 @@ def plan_by_options(
         f" {step_plan.total_steps(config):,} steps, global batch {config.global_batch_size},"
         f" {config.precision}{xla}"
     )
+    # The time on this machine, if it made the plan.
     here_hours = None
-    if not (asked.plan or config.precision.startswith("mixed")):
+    if not (options.plan or config.precision.startswith("mixed")):
         micro_batches = config.micro_batches_on(1)
         step = step_plan.cpu.seconds.at(config.global_batch_size / micro_batches) * micro_batches
         here_hours = step * step_plan.total_steps(config) / 3600
-    within = asked.within and asked.within / 3600
-    limits = within, asked.budget
+    within = options.within and options.within / 3600
+    limits = within, options.budget
     return Plan(step_plan, forecasts, about, assumed, *limits, as_typed, here_hours, in_bfloat16)
 
 
@@ -530,44 +536,33 @@ def _measured(
     Returns the folder with the measurements of all tiers; a dry run only prints the job, and
     returns "".
     """
-    asked = request.options
+    options = request.options
     overrides = request.program
     assert isinstance(overrides, Overrides)
-    tier = load_tier(asked.measure)
+    tier = load_tier(options.measure)
     total = plan.total_steps(config)
     compiled = is_compiled(plan, config, tier.devices)
-    alike = (
-        count
-        for count in _MEASURED
-        if is_compiled(plan, replace(config, steps=count), tier.devices) == compiled
-    )
-    steps = min(total, next(alike, total))
+    # So few steps that they are cheap, but compiled as those of the whole run are.
+    steps = total
+    for count in _MEASURED:
+        if is_compiled(plan, replace(config, steps=count), tier.devices) == compiled:
+            steps = min(total, count)
+            break
+    # A folder for these settings and sources, in which each tier has a job directory.
     flags = overrides.without("steps", "epochs", "job_dir", "report_every_steps")
     digest = hashlib.sha256(" ".join([plan.key, *flags.arguments()]).encode()).hexdigest()[:12]
-    folder = f"{checked_address('bucket', asked.bucket)}/measured/{digest}"
+    folder = f"{checked_address('bucket', options.bucket)}/measured/{digest}"
     job_dir = f"{folder}/{tier.name}"
-    if (
-        not dry_run
-        and json.loads(buckets.read_text(f"{job_dir}/{RESULT}")[0] or "{}").get("state") == "done"
-    ):
-        tell(f"{asked.measure} was measured before: {job_dir}")
-        return folder
-    job_options = {
-        name: getattr(asked, name)
-        for name in (
-            "max_cost",
-            "project",
-            "region",
-            "bucket",
-            "image",
-            "backend",
-            "package",
-            "prices",
-        )
-    }
+    if not dry_run:
+        result = json.loads(buckets.read_text(f"{job_dir}/{RESULT}")[0] or "{}")
+        if result.get("state") == "done":
+            tell(f"{options.measure} was measured before: {job_dir}")
+            return folder
+    shared = ["max_cost", "project", "region", "bucket", "image", "backend", "package", "prices"]
+    job_options = {name: getattr(options, name) for name in shared}
     program = flags.replace(steps=steps, report_every_steps=max(1, steps // 5), job_dir=job_dir)
-    options = SubmitOptions(tiers=(asked.measure,), **job_options)
-    submission = prepare_submission(VerbRequest(options, program, request.command), session)
+    submit_options = SubmitOptions(tiers=(options.measure,), **job_options)
+    submission = prepare_submission(VerbRequest(submit_options, program, request.command), session)
     if dry_run:
         say(
             *submission.about,

@@ -82,16 +82,16 @@ def parse_verb(kind: type[Options], arguments: Sequence[str], usage: Usage) -> V
     """
     flags, words = split_words(arguments)
     options = fields_of(kind)
-    named = first_values(flags, [name for name in _CODE if name in options])
+    values = first_values(flags, [name for name in _CODE if name in options])
     if "script" not in options and first_values(flags, _CODE[:2]):
         raise UserError(
             f"{usage.program} knows recipes: what a script needs is known once it runs: measure it"
             " by `compare l4x1 l4x4 --on=vertex --script=FILE --max_cost=5`, and bound its cost by"
             " `submit --script=FILE --max_cost=…`"
         )
-    if named.keys() & {"script", "module"}:
+    if values.keys() & {"script", "module"}:
         usage = dataclasses.replace(usage, flags="The arguments of your script follow --")
-    return _verb_request(parse_request(kind, flags, usage, _folder(named)), words, usage)
+    return _verb_request(parse_request(kind, flags, usage, _folder(values)), words, usage)
 
 
 def call_verb(
@@ -117,14 +117,13 @@ def call_verb(
                     f"{name} is given twice, as {values[name]} and {value}: give it once"
                 )
             values[name] = value
-    overrides = Overrides.read(
-        {name: values[name] for name in NAMING if name in values}, _folder(values)
-    )
-    known = {**fields_of(kind), **overrides.functions.fields}
-    if unknown := [name for name in values if name not in known]:
+    naming = {name: values[name] for name in NAMING if name in values}
+    overrides = Overrides.read(naming, _folder(values))
+    fields = {**fields_of(kind), **overrides.functions.fields}
+    if unknown := [name for name in values if name not in fields]:
         hint = overrides.functions.hint(unknown[0])
         raise UserError(
-            f"unknown keyword {unknown[0]}{nearest(unknown[0], known)} {usage.flags}{hint}"
+            f"unknown keyword {unknown[0]}{nearest(unknown[0], fields)} {usage.flags}{hint}"
         )
     return _verb_request(make_request(kind, values, usage, overrides), (), usage)
 
@@ -138,8 +137,10 @@ def _folder(values: Mapping[str, Any]) -> str:
 def _verb_request(
     request: Request[Options], words: Sequence[str], usage: Usage
 ) -> VerbRequest[Options]:
-    """Returns the request of a verb; with a script, `words` are its arguments. Raises UserError for
-    contradictions."""
+    """Returns the request of a verb; with a script, `words` are its arguments.
+
+    Raises UserError for contradictions.
+    """
     options = request.options
     arguments = [
         *usage.program.split(),
@@ -148,6 +149,7 @@ def _verb_request(
     ]
     script, module = (getattr(options, name, "") for name in _CODE[:2])
     program: Program = request.overrides
+    # A script has neither the checks nor the settings of a recipe.
     if script or module:
         if getattr(options, "check", False):
             raise UserError(

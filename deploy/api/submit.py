@@ -107,9 +107,10 @@ def submit(
         USD without a plan, needs a max_cost. Raises PlatformFault if the service fails; its exit
         code 69 says that the job may exist.
     """
-    named = {"recipe": recipe, "bucket": bucket, "max_cost": max_cost, **options}
+    keywords = {"recipe": recipe, "bucket": bucket, "max_cost": max_cost, **options}
     with printed_on(stream):
-        job = prepare_submission(call_verb(SubmitOptions, tiers, named, settings, USAGE), session)
+        request = call_verb(SubmitOptions, tiers, keywords, settings, USAGE)
+        job = prepare_submission(request, session)
         say(*job.about)
         return job if dry_run else job.send()
 
@@ -123,26 +124,28 @@ def prepare_submission(
 
     `unfollowed`: the command's flag, if any, after which nobody follows the job.
     """
-    asked: SubmitOptions = request.options
+    options: SubmitOptions = request.options
     program: Program = request.program
     register = ("", "")
-    unfollowed = unfollowed or ("detach" if asked.detach else "")
-    if asked.register:
-        if unfollowed or asked.check or isinstance(program, Script):
+    unfollowed = unfollowed or ("detach" if options.detach else "")
+    if options.register:
+        if unfollowed or options.check or isinstance(program, Script):
             raise UserError(
                 "--register needs a training that is followed to its end: drop --detach, --spec,"
                 " --out, --check or --script"
             )
-        image = "" if installs(asked.image) else asked.image
-        register = (checked_name(asked.register), serving_image(image))
-    if asked.check and not program.values.keys() & {"recipe", "model"}:
+        image = "" if installs(options.image) else options.image
+        register = (checked_name(options.register), serving_image(image))
+    if options.check and not program.values.keys() & {"recipe", "model"}:
         # a small recipe, whose data come with the package
         program = program.replace(recipe="wgan_gp_digits")
-    jobs = _candidates(asked, program, unfollowed)
-    memory = memory_lines([] if asked.check else [job.workload for job in jobs], force=asked.force)
+    jobs = _candidates(options, program, unfollowed)
+    memory = memory_lines(
+        [] if options.check else [job.workload for job in jobs], force=options.force
+    )
     uris = dict.fromkeys(package.uri(job.gcp.bucket) for job in jobs for package in job.packages)
     about = [*describe(jobs), *memory]
-    return submission_of(jobs, about, [*uris], request.command, asked, session, register)
+    return submission_of(jobs, about, [*uris], request.command, options, session, register)
 
 
 def submission_of(
@@ -150,39 +153,41 @@ def submission_of(
     about: Sequence[str],
     sources: list[str],
     command: str,
-    asked: Any,
+    options: Any,
     session: Session,
     register: tuple[str, str] = ("", ""),
 ) -> SubmittedJob:
     """Returns the submission of one of these checked jobs.
 
-    `about`, `register`, `sources`: as of SubmittedJob and of Submission; `asked`: the options of
+    `about`, `register`, `sources`: as of SubmittedJob and of Submission; `options`: the options of
         the command.
     """
     tiers = [job.tier for job in jobs]
-    confirmation = partial(cost_confirmation, tiers, planned_usd(jobs), asked, alternatives=True)
-    record = Submission(jobs[0].submission, [], command, sources, asked.detach)
+    confirmation = partial(cost_confirmation, tiers, planned_usd(jobs), options, alternatives=True)
+    record = Submission(jobs[0].submission, [], command, sources, options.detach)
     return SubmittedJob(jobs, record, session, about, confirmation, register)
 
 
-def packages_of(asked: JobOptions, program: Program) -> Sequence[Package]:
+def packages_of(options: JobOptions, program: Program) -> Sequence[Package]:
     """Returns the packages of the code that a job runs; those of the trainer are in an image of the
     user's own.
 
     Raises UserError for a bad image or package.
     """
-    check_image(asked.image)
-    own_image = asked.image != "" and not installs(asked.image)
+    check_image(options.image)
+    own_image = options.image != "" and not installs(options.image)
     if isinstance(program, Script):
         ours = packages_with("") if program.launched and not own_image else []
         return [program.package(), *ours]
-    if own_image and asked.package:
+    if own_image and options.package:
         raise UserError(
             "--image and --package contradict each other: build the package into the image"
         )
     if own_image:
         return []
-    packages = packages_with(asked.package, asked.max_package_mb, asked.include, force=asked.force)
+    packages = packages_with(
+        options.package, options.max_package_mb, options.include, force=options.force
+    )
     for package in packages[:1]:  # the user's, if there is one
         if files := {f"code/{name}": path for name, path in package.data.items()}:
             packages.append(CodeArchive(f"{package.name}-data", "0", files))
@@ -194,26 +199,29 @@ def new_submission() -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
-def _candidates(asked: SubmitOptions, program: Program, unfollowed: str) -> list[Job]:
+def _candidates(options: SubmitOptions, program: Program, unfollowed: str) -> list[Job]:
     """Returns a checked job for every tier in every region, in the order in which they are
     tried."""
-    code = packages_of(asked, program)
+    code = packages_of(options, program)
     submission = new_submission()
-    if asked.tiers and (asked.machine_type or asked.accelerator):
+    if options.tiers and (options.machine_type or options.accelerator):
+        flag = "--machine_type" if options.machine_type else "--accelerator"
         raise UserError(
-            f"tier {' '.join(asked.tiers)} and"
-            f" --{'machine_type' if asked.machine_type else 'accelerator'} contradict each other: a"
-            " tier has its machine: drop one of them"
+            f"tier {' '.join(options.tiers)} and {flag} contradict each other: a tier has its"
+            " machine: drop one of them"
         )
-    if not (asked.tiers or asked.machine_type):
+    if not (options.tiers or options.machine_type):
         raise UserError(
             "TIER is missing: name one of job_configs/, as l4x4, or a machine, as"
             " --machine_type=g2-standard-12 --accelerator=NVIDIA_L4:1"
         )
-    changes = partial(machine_spec, asked)
-    tiers = [load_tier(name, asked.prices, changes) for name in dict.fromkeys(asked.tiers)]
-    tiers = tiers or [machine_tier(asked.machine_type, asked.accelerator, asked.prices, changes)]
-    regions = regions_in(asked.region)
+    # The tiers in the order of the command, each in every region.
+    changes = partial(machine_spec, options)
+    tiers = [load_tier(name, options.prices, changes) for name in dict.fromkeys(options.tiers)]
+    tiers = tiers or [
+        machine_tier(options.machine_type, options.accelerator, options.prices, changes)
+    ]
+    regions = regions_in(options.region)
     if unfollowed and len(tiers) * len(regions) > 1:
         raise UserError(
             f"--{unfollowed} is for one tier in one region: a spec has one job, and of a job that"
@@ -225,15 +233,15 @@ def _candidates(asked: SubmitOptions, program: Program, unfollowed: str) -> list
         # Mistakes in the command are reported before those of the account, such as a missing
         # project.
         fitted = program
-        if asked.fit and not asked.check and not isinstance(program, Script):
+        if options.fit and not options.check and not isinstance(program, Script):
             config = program.resolve()
             if chosen := best_memory_option(tier, plan_of(config, program), config):
                 fitted = program.replace(**{chosen.name: chosen.value})
         work = workload_on(tier, fitted)
         for region in regions:
-            gcp = read_gcp_config(asked.project, region, asked.bucket)
+            gcp = read_gcp_config(options.project, region, options.bucket)
             try:
-                jobs.append(paid_job(work, gcp, asked, submission, code))
+                jobs.append(paid_job(work, gcp, options, submission, code))
             except NoMachines as error:
                 left_out.append((f"{tier.name} in {gcp.region}", error))
     for place, reason in left_out if jobs else left_out[:-1]:
@@ -241,7 +249,7 @@ def _candidates(asked: SubmitOptions, program: Program, unfollowed: str) -> list
     if not jobs:
         raise left_out[-1][1]
     needed_project(jobs[0].gcp.project)
-    check_wait(asked.max_wait, jobs[0].tier, unfollowed)
+    check_wait(options.max_wait, jobs[0].tier, unfollowed)
     return jobs
 
 
@@ -266,6 +274,7 @@ def describe(jobs: Sequence[Job]) -> list[str]:
     """
     check = f"trains nothing: checks the accelerators of one machine ({GPU_CHECK}, docs/gpus.md)"
     lines = [check if job.options.check else job.workload.about for job in jobs]
+    # Where each runs, in which image and with which packages, and where it writes.
     for job in jobs:
         place = f"{job.name}: {job.tier.machine} in {job.gcp.region}, {job.tier.strategy}"
         place += f", of the persistent resource {job.tier.resource}" if job.tier.resource else ""
@@ -282,6 +291,7 @@ def describe(jobs: Sequence[Job]) -> list[str]:
         names = ", ".join(package.name for package in job.packages)
         lines += [*ships, f"{names}, in {job.gcp.bucket}/packages"] if job.packages else []
     lines += [f"writes to {job.output}" for job in jobs]
+    # What each costs, and when it ends by itself.
     lines += [f"{job.tier.name}: {price_and_limit(job.tier)}" for job in jobs]
     for job in jobs:
         if job.tier.strategy == "SPOT":
@@ -293,10 +303,11 @@ def describe(jobs: Sequence[Job]) -> list[str]:
             idle = format_duration(stop.idle_s)
             lines.append(f"{job.tier.name}: ends itself if all GPUs are idle for {idle}")
         if stop.over_s:
-            after = (
-                f"{format_duration(stop.over_s)}, {stop.factor:g} times the upper end of its plan"
+            limit = format_duration(stop.over_s)
+            lines.append(
+                f"{job.tier.name}: saves and ends itself after {limit}, {stop.factor:g} times the"
+                " upper end of its plan"
             )
-            lines.append(f"{job.tier.name}: saves and ends itself after {after}")
     limits = [job.tier.most_usd for job in jobs]
     if len(jobs) > 1 and None not in limits:
         lines.append(

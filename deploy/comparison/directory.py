@@ -22,15 +22,13 @@ from trainer.base.storage import make_writable, write_whole
 
 
 def check_folder(out: Path, request: Content) -> None:
-    """Raises UserError if `out` is not writable or holds another comparison than `request`; creates
-    no folder.
+    """Raises UserError if `out` is not writable or holds another comparison; creates no folder.
 
     More repeats and other prices are allowed, and so is any change while no run has produced
     anything.
     """
-    make_writable(
-        next((folder for folder in (out, *out.parents) if os.path.exists(folder)), out), "out"
-    )
+    existing = next((folder for folder in (out, *out.parents) if os.path.exists(folder)), out)
+    make_writable(existing, "out")
     if (out / RUN_INFO).exists():
         raise UserError(f"out={out} holds a training run (run.json): use another --out")
     for job_dir in out.glob("*/repeat-*"):
@@ -39,34 +37,31 @@ def check_folder(out: Path, request: Content) -> None:
         return
     try:
         stored = _identity(read_json(out / COMPARISON)[0])
-        wished = _identity(request)
+        requested = _identity(request)
     except (KeyError, TypeError, AttributeError):
         problem = "damaged" if (out / COMPARISON).exists() else "missing"
         raise UserError(
             f"{out / COMPARISON} is {problem}, but the folder holds runs of unknown settings: use"
             f" another --out, or see `python -m deploy report {out}`"
         ) from None
-    # which "tiers" shows
-    added_tiers = {key for key in stored.keys() ^ wished.keys() if key.startswith("tier ")}
-    differing = [
-        key
-        for key in {**stored, **wished}
-        if key not in added_tiers and stored.get(key) != wished.get(key)
-    ]
+    # What differs; of tiers that only one of the two has, "tiers" alone says it.
+    added_tiers = {key for key in stored.keys() ^ requested.keys() if key.startswith("tier ")}
+    names = [name for name in {**stored, **requested} if name not in added_tiers]
+    differing = [name for name in names if stored.get(name) != requested.get(name)]
     if differing:
-        values = [
-            (name, stored.get(name, "unset"), wished.get(name, "unset")) for name in differing[:5]
-        ]
-        shown = "; ".join(f"{name}: {before} stored, {now} given" for name, before, now in values)
-        raise UserError(f"{out} holds another comparison ({shown}): use another --out")
+        changes = []
+        for name in differing[:5]:
+            now = requested.get(name, "unset")
+            changes.append(f"{name}: {stored.get(name, 'unset')} stored, {now} given")
+        raise UserError(f"{out} holds another comparison ({'; '.join(changes)}): use another --out")
 
 
 def write_comparison(out: Path, request: Content) -> None:
     """Writes comparison.json; raises UserError as `check_folder` does."""
     check_folder(out, request)
     stored = read_json(out / COMPARISON)[0].get("parallel") if any_begun(out) else None
-    most = max(request["parallel"], stored if isinstance(stored, int) else 1)
-    write_whole(out / COMPARISON, json.dumps({**request, "parallel": most}, indent=2) + "\n")
+    parallel = max(request["parallel"], stored if isinstance(stored, int) else 1)
+    write_whole(out / COMPARISON, json.dumps({**request, "parallel": parallel}, indent=2) + "\n")
 
 
 def _identity(request: Content) -> dict[str, Any]:

@@ -34,8 +34,10 @@ Runner = LocalRunner | VertexRunner  # writes the output of a run to JOB_DIR.log
 
 @dataclass(frozen=True)
 class ComparisonRequest:
-    """Holds what is to be compared: tiers, what runs on each, and how often. `command` is what the
-    user typed."""
+    """Holds what is to be compared: tiers, what runs on each, and how often.
+
+    `command` is what the user typed.
+    """
 
     tiers: Sequence[Tier]
     program: Program
@@ -57,18 +59,18 @@ class ComparisonRequest:
         }
 
     def runs(self) -> list[tuple[str, int]]:
-        """Returns every (tier's name, repeat); even repeats run the tiers backwards, so that drift
-        favours none."""
+        """Returns every (tier's name, repeat), in an order in which drift favours no tier."""
         names = [tier.name for tier in self.tiers]
-        return [
-            (name, repeat)
-            for repeat in range(1, self.repeats + 1)
-            for name in names[:: 1 if repeat % 2 else -1]
-        ]
+        runs = []
+        for repeat in range(1, self.repeats + 1):
+            runs += [(name, repeat) for name in names[:: 1 if repeat % 2 else -1]]
+        return runs
 
     def resolve(self) -> dict[str, Workload]:
-        """Returns what runs on each tier, by the tier's name. Raises UserError for settings that it
-        cannot have."""
+        """Returns what runs on each tier, by the tier's name.
+
+        Raises UserError for settings that it cannot have.
+        """
         if "job_dir" in self.program.values:
             raise UserError(
                 "--job_dir is not for a comparison: --out names the folder: leave it out"
@@ -78,18 +80,17 @@ class ComparisonRequest:
                 "--replicas is not for a comparison: the tiers set the number of devices: leave"
                 " it out"
             )
-        runs = [workload_on(self.tiers[0], self.program)]
-        first = runs[0]
-        rows_per_replica = (
-            first.config.rows_per_replica(first.tier.devices) if isinstance(first, Training) else 0
-        )
+        # Under weak scaling each replica gets as many rows as on the first tier.
+        first = workload_on(self.tiers[0], self.program)
+        runs = [first]
+        rows_per_replica = 0
+        if isinstance(first, Training):
+            rows_per_replica = first.config.rows_per_replica(first.tier.devices)
         for tier in self.tiers[1:]:
-            weak = (
-                {"global_batch_size": rows_per_replica * tier.devices}
-                if self.scaling == "weak"
-                else {}
-            )
-            runs.append(workload_on(tier, self.program.replace(**weak)))
+            program = self.program
+            if self.scaling == "weak":
+                program = program.replace(global_batch_size=rows_per_replica * tier.devices)
+            runs.append(workload_on(tier, program))
         return {run.tier.name: run for run in runs}
 
 
@@ -111,11 +112,10 @@ def run_comparison(
     lock_folder(out, "out", str(out))
     refused: list[str] = []
     write_comparison(out, request.summary(runner.name, parallel))
-    calls = [
-        partial(_run, runs[name], repeat, out, runner, refused) for name, repeat in request.runs()
-    ]
-    # A signal, or an exception in a run, stops all runs and is raised again.
-    # as Ctrl-C
+    calls = []
+    for name, repeat in request.runs():
+        calls.append(partial(_run, runs[name], repeat, out, runner, refused))
+    # A signal, which counts as Ctrl-C, or an exception in a run stops all runs and is raised again.
     with (
         on_signals(signal.default_int_handler, signal.SIGTERM),
         ThreadPoolExecutor(parallel) as pool,
@@ -171,12 +171,13 @@ def _run(run: Workload, repeat: int, out: Path, runner: Runner, refused: list[st
         return DONE
     say(f"{name}: runs; its output is in {job_dir}.log")
     job_dir.parent.mkdir(parents=True, exist_ok=True)
+    # Its exit code, and how it ended in words.
     began = time.monotonic()
     try:
         code = runner.run(run, job_dir)
-        ended = (
-            ": ".join(filter(None, [f"exit code {code}", error_of(job_dir)])) if code else "done"
-        )
+        ended = "done"
+        if code:
+            ended = ": ".join(filter(None, [f"exit code {code}", error_of(job_dir)]))
     except (UserError, PlatformFault) as error:
         code = error.exit_code
         ended = str(error)
@@ -187,10 +188,8 @@ def _run(run: Workload, repeat: int, out: Path, runner: Runner, refused: list[st
     if code == USER_MUST_CHANGE and not any_begun(out) and (reason := refusal(job_dir)):
         refused.append(reason)
         return code
-    again = (
-        "fix that, then run the command again"
-        if code == USER_MUST_CHANGE
-        else "run the same command again"
-    )
-    say(f"{name}: {ended}{f'; {again}' if code else ''} ({time.monotonic() - began:.1f} s)")
+    advice = "; run the same command again" if code else ""
+    if code == USER_MUST_CHANGE:
+        advice = "; fix that, then run the command again"
+    say(f"{name}: {ended}{advice} ({time.monotonic() - began:.1f} s)")
     return code

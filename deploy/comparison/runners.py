@@ -248,7 +248,7 @@ class VertexRunner:
         """Sleeps, unless or until `stop` was called: then it raises KeyboardInterrupt, as Ctrl-C
         would."""
         until = self._clock.now() + seconds
-        while not self._stopped.is_set() and (left := until - self._clock.now()) > 0:
-            self._clock.sleep(min(left, 1.0))  # soon enough notices `stop`
+        while not self._stopped.is_set() and (remaining := until - self._clock.now()) > 0:
+            self._clock.sleep(min(remaining, 1.0))  # soon enough notices `stop`
         if self._stopped.is_set():
             raise KeyboardInterrupt

@@ -22,14 +22,13 @@ def price_and_limit(tier: Tier) -> str:
     limit = f"until its timeout of {format_duration(tier.timeout_s)}"
     if tier.price_per_hour is None:
         bound = tier.price.under(tier.strategy)
-        least = (
-            f" (at least {bound:.2f} USD an hour, and Vertex AI's fee, which is not known)"
-            if bound
-            else ""
-        )
+        minimum = ""
+        if bound:
+            fee = "Vertex AI's fee, which is not known"
+            minimum = f" (at least {bound:.2f} USD an hour, and {fee})"
         return (
-            f"the {tier.price_name} of {tier.machine} is not known{least} (--prices=FILE); it runs"
-            f" {limit} at most"
+            f"the {tier.price_name} of {tier.machine} is not known{minimum} (--prices=FILE); it"
+            f" runs {limit} at most"
         )
     table = load_machines()
     estimate = f" (estimate of {table.date} for {table.region})" if tier.price.inferred else ""
@@ -80,26 +79,28 @@ UNCONFIRMED_TIMEOUT_USD = 500.0
 
 
 class CostConfirmation(NamedTuple):
-    """Holds what jobs may cost, as a sentence, and the error if nobody confirms that; "" if nobody
-    has to."""
+    """Holds a sentence on what jobs may cost, and the error if nobody confirms it.
+
+    The error is "" if nobody has to.
+    """
 
     text: str
     refusal: str
 
     def confirm(self) -> None:
-        """Prints what the jobs may cost, and asks to confirm it if needed. Raises UserError if
-        nobody does."""
+        """Prints what the jobs may cost, and asks to confirm it if needed.
+
+        Raises UserError if nobody confirms it.
+        """
         if self.refusal and not consents(f"{self.text}: submit it?"):
             raise UserError(self.refusal)
         say(f"# {self.text}")
 
     def lines(self) -> list[str]:
         """Returns a line for a dry run if the jobs would need confirmation."""
-        return (
-            [f"{self.text}: needs confirmation; refused in non-interactive use"]
-            if self.refusal
-            else []
-        )
+        if not self.refusal:
+            return []
+        return [f"{self.text}: needs confirmation; refused in non-interactive use"]
 
 
 def cost_confirmation(
@@ -119,18 +120,19 @@ def cost_confirmation(
         data in another region.
     """
     # Only one of several alternatives is paid for; other jobs all are.
-    most: Callable[[Iterable[float]], float] = max if alternatives else sum
-    least: Callable[[Iterable[float]], float] = min if alternatives else sum
+    upper_end: Callable[[Iterable[float]], float] = max if alternatives else sum
+    lower_end: Callable[[Iterable[float]], float] = min if alternatives else sum
     count = 1 if alternatives else len(tiers)
     unpriced = [tier for tier in tiers if tier.bound_usd is None]
-    limit = most(tier.bound_usd or 0.0 for tier in tiers)
+    limit = upper_end(tier.bound_usd or 0.0 for tier in tiers)
     planned = [plan for plan in plans if plan]
     high = None
     basis = "there is no plan"
     if len(planned) == len(tiers):
-        low = least(low + transfer_usd for low, _ in planned)
-        high = most(high + transfer_usd for _, high in planned)
+        low = lower_end(low + transfer_usd for low, _ in planned)
+        high = upper_end(high + transfer_usd for _, high in planned)
         basis = f"by plan {low:.2f} to {high:.2f} USD (an estimate)"
+    # The sentence, and the error without a confirmation.
     subject = "this job" if count == 1 else f"these {count} jobs together"
     text = f"{subject} may cost {limit:.2f} USD until the timeout; {basis}"
     refusal = f"{text}: not submitted: set a limit, such as --max_cost=20"
@@ -146,6 +148,7 @@ def cost_confirmation(
     needs_consent = not allowed and (
         limit > UNCONFIRMED_TIMEOUT_USD if high is None else high > UNCONFIRMED_PLAN_USD
     )
+    # A tier without a known price needs a confirmation if it has GPUs.
     if unpriced:
         unknown = f"the {unpriced[0].price_name} of {unpriced[0].name} is not known"
         advice = f"{unknown}: not submitted: give it, as --prices=FILE"

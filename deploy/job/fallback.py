@@ -66,8 +66,8 @@ class SubmittedJob(VertexJob):
             if earlier and earlier.attempts[-1].state != STOPPED:
                 earlier.attempts[-1].state = "SUBMITTED"
                 earlier.write()
-                before = "which the same command submitted before (--again sends another)"
-                say(f"goes on with {self.name}, {before}")
+                origin = "which the same command submitted before (--again sends another)"
+                say(f"goes on with {self.name}, {origin}")
             else:
                 if earlier:
                     say(f"goes on where {self.name} stopped at a limit (--again begins anew)")
@@ -87,19 +87,20 @@ class SubmittedJob(VertexJob):
         sent = (record for record in submissions() if record.command == command and record.attempts)
         for age, earlier in enumerate(sent):
             attempt = earlier.attempts[-1]
-            same = earlier.sources == self.record.sources
+            same_sources = earlier.sources == self.record.sources
+            # The end of the newest counts as unseen, unless nobody was to see it (detached).
             unseen = age == 0 and not (earlier.detached and attempt.state == "SUBMITTED")
             status = self.find(earlier) if attempt.state in states else None
-            if status and status.over and not (same and unseen):
+            if status and status.over and not (same_sources and unseen):
                 earlier.record_status(attempt, with_stop_reason(status), self._clock.now())
                 status = None
-            if same and (status or (age == 0 and attempt.state == STOPPED)):
+            if same_sources and (status or (age == 0 and attempt.state == STOPPED)):
                 return earlier
             if status:
-                runs = f"{status.name} ({status.state}) has the same command and other files"
-                if not consents(f"{runs}: send another job beside it?"):
+                conflict = f"{status.name} ({status.state}) has the same command and other files"
+                if not consents(f"{conflict}: send another job beside it?"):
                     hint = watch_hint(status.name)
-                    raise UserError(f"{runs}: {hint}; --again sends another beside it")
+                    raise UserError(f"{conflict}: {hint}; --again sends another beside it")
         return None
 
     def find(self, earlier: Submission) -> JobStatus | None:
@@ -122,14 +123,18 @@ class SubmittedJob(VertexJob):
         """
         attempt = earlier.attempts[-1]
         place = (attempt.tier, attempt.region)
-        left = itertools.dropwhile(lambda job: (job.tier.name, job.gcp.region) != place, self.jobs)
-        self.jobs = [job.named(earlier.submission) for job in [*left] or self.jobs[:1]]
+        remaining = [
+            *itertools.dropwhile(lambda job: (job.tier.name, job.gcp.region) != place, self.jobs)
+        ]
+        self.jobs = [job.named(earlier.submission) for job in remaining or self.jobs[:1]]
         self.record = earlier
         self._set_job()
 
     def create(self) -> None:
-        """Creates the job, or the next one for which there are machines. Raises as
-        `Creation.create` does."""
+        """Creates the job, or the next one for which there are machines.
+
+        Raises as `Creation.create` does.
+        """
         while True:
             try:
                 job = self._within_cap(self.jobs[0])
@@ -159,14 +164,14 @@ class SubmittedJob(VertexJob):
         spent = sum(attempt.spent_usd or 0.0 for attempt in self.record.attempts)
         if max_cost is None or not spent:
             return job
-        left = dataclasses.replace(job.options, max_cost=max_cost - spent)
+        options = dataclasses.replace(job.options, max_cost=max_cost - spent)
         try:
-            return job.named(self.record.submission, left)
+            return job.named(self.record.submission, options)
         except UserError:
-            last = self.record.attempts[-1].job
+            last_job = self.record.attempts[-1].job
             raise UserError(
-                f"max_cost={max_cost:g}: {spent:.2f} USD of it are spent, the last by {last}, and "
-                f"the rest starts no job: to go on, raise it, with --job_dir={job.output}"
+                f"max_cost={max_cost:g}: {spent:.2f} USD of it are spent, the last by {last_job},"
+                f" and the rest starts no job: to go on, raise it, with --job_dir={job.output}"
             ) from None
 
     def _set_job(self) -> None:
@@ -183,6 +188,7 @@ class SubmittedJob(VertexJob):
             while True:
                 backend = self.backend
                 attempt = self.record.attempts[-1]
+                # The current job, until it ends or has waited too long for machines.
                 max_wait_s = self.jobs[0].options.max_wait or math.inf
                 if self.jobs[0].tier.strategy == "FLEX_START":  # the service ends the wait itself
                     max_wait_s += FLEX_START_SLACK_S
@@ -195,6 +201,7 @@ class SubmittedJob(VertexJob):
                     return None
                 self.name = attempt.job = status.name
                 self.record.record_status(attempt, status, backend.clock.now())
+                # Only a job that got no machines has a successor: the next tier or region.
                 if not (self.jobs[1:] and stocked_out(status)):
                     break
                 self._try_next()
@@ -204,6 +211,7 @@ class SubmittedJob(VertexJob):
                     if self.record.attempts[-1].state != "INTERRUPTED":
                         raise
                     return None
+            # A model that was trained to the end goes to the registry, if it has a name there.
             name, image = self._register
             if name and exit_code(status) == DONE:
                 register_run(

@@ -1,5 +1,4 @@
-"""Keeps the records of what was sent, in runs/submitted/ and in the folders of comparisons, and
-finds them again.
+"""Keeps the records of submissions, in runs/submitted/ and in the folders of comparisons.
 
 runs/submitted/ has one file per submission, which is written before and after each step
 (`deploy.job.sending`). Each job has a record in its own job directory, too, OUTPUT/submission.json:
@@ -34,8 +33,9 @@ UNFINISHED = ("SUBMITTING", "INTERRUPTED", "SUBMITTED")
 
 @dataclasses.dataclass
 class Attempt:
-    """Describes one attempt on a tier in a region. `job` is empty until Vertex AI has named it;
-    money is in USD.
+    """Describes one attempt on a tier in a region.
+
+    `job` is empty until Vertex AI has named it; money is in USD.
 
     `sent_at`: when the last request to create the job was sent, in seconds since 1970; 0: never.
     `usd_per_hour`: an upper bound where the price under the tier's strategy is not known.
@@ -154,10 +154,10 @@ def find_elsewhere(job: str, backend: Platform) -> tuple[Submission, Attempt] | 
     Returns None if the region has no such job.
     """
     gcp = backend.gcp
+    # The submissions, as far as the labels and states of their jobs tell.
     records: dict[str, Submission] = {}
-    for status in sorted(
-        retried(backend.jobs, backend.clock), key=lambda status: status.created or 0.0
-    ):
+    jobs = retried(backend.jobs, backend.clock)
+    for status in sorted(jobs, key=lambda status: status.created or 0.0):
         submission, _, number = status.labels.get(LABEL, "").rpartition("-")
         if not re.fullmatch(r"\d{1,3}", number):
             continue  # another program wrote this label
@@ -177,13 +177,13 @@ def find_elsewhere(job: str, backend: Platform) -> tuple[Submission, Attempt] | 
         attempts = records.setdefault(submission, Submission(submission)).attempts
         # Labels number the attempts: earlier ones that this region does not list keep their places.
         unlisted = int(number) - 1 - len(attempts)
-        attempts += [
-            Attempt("", gcp.project, gcp.region, None, "", "NOT SUBMITTED") for _ in range(unlisted)
-        ]
+        for _ in range(unlisted):
+            attempts.append(Attempt("", gcp.project, gcp.region, None, "", "NOT SUBMITTED"))
         attempts.append(attempt)
-    known = find_attempt(job, reversed(records.values()))
-    if known:
-        record, _ = known
+    match = find_attempt(job, reversed(records.values()))
+    if match:
+        # The rest of that submission, from the records in its job directories.
+        record, _ = match
         for attempt in record.attempts:
             content: dict[str, Any] = {}
             with suppress(UserError, PlatformFault, ValueError):
@@ -194,7 +194,7 @@ def find_elsewhere(job: str, backend: Platform) -> tuple[Submission, Attempt] | 
                 record.sources = content.get("sources", [])
                 record.detached = content.get("detached", False)
         record.write()
-    return known
+    return match
 
 
 @contextmanager
@@ -219,8 +219,10 @@ def sending_alone() -> Iterator[None]:
 
 
 def find_in(folder: Path) -> Submission | None:
-    """Returns the submission of a comparison's run, or None. Raises UserError if its record is
-    damaged."""
+    """Returns the submission of a comparison's run, or None.
+
+    Raises UserError if its record is damaged.
+    """
     file = folder / RECORD
     try:
         return dataclasses.replace(_read(file), folder=folder) if file.exists() else None

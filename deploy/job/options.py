@@ -37,8 +37,7 @@ _SECRET_VERSION = re.compile(
 
 
 def _check_variables(flag: str, variables: Mapping[str, str]) -> None:
-    """Raises UserError for a malformed variable of --env or --secret, and for a value that must not
-    be in the spec."""
+    """Raises UserError for a malformed variable of --env or --secret, and for an open secret."""
     for name, value in variables.items():
         if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
             raise UserError(
@@ -223,9 +222,8 @@ class JobOptions(CodeOptions):
 
     def __post_init__(self) -> None:
         """Raises UserError for flags that contradict each other, and for malformed values."""
-        kinds = [
-            f"--{name}" for name in ("spot", "flex_start", "reservation") if getattr(self, name)
-        ]
+        names = ("spot", "flex_start", "reservation")
+        kinds = [f"--{name}" for name in names if getattr(self, name)]
         reserved = r"projects/[^/]+/zones/[a-z0-9-]+/reservations/[^/]+"
         if len(kinds) > 1:
             raise UserError(

@@ -86,8 +86,8 @@ class Script:
     def about(self) -> str:
         """Returns a line on what runs, and for which reason."""
         command = ["python", *self.command, *self.words]
-        asked = self.options.as_is or self.options.module
-        why = ", as it is" if asked else ", as it is: it calls no fit of Keras"
+        by_option = self.options.as_is or self.options.module
+        why = ", as it is" if by_option else ", as it is: it calls no fit of Keras"
         if self.launched:
             command = ["python", "-m", "trainer.launch", *self.launch_arguments()]
             calls = ": it calls fit (--as_is runs it as it is)"
@@ -105,9 +105,8 @@ class Script:
 
     def without(self, *names: str) -> "Script":
         """Returns the script without these settings."""
-        return self.replace(
-            values={name: value for name, value in self.values.items() if name not in names}
-        )
+        values = {name: value for name, value in self.values.items() if name not in names}
+        return self.replace(values=values)
 
     def arguments(self) -> list[str]:
         """Returns what identifies the script, as flags of a command."""
@@ -129,23 +128,22 @@ class Script:
         Raises UserError for files that must not be shipped, and for what is missing when the script
         is tried.
         """
-        asked = self.options
-        limits = (asked.max_package_mb, asked.include)
+        options = self.options
+        limits = (options.max_package_mb, options.include)
         if self.command[0] == "-m":
             return user_sources(self.folder, *limits)
-        given = (self.folder, self.command[0], self.words, *limits)
-        found = script_sources(*given, force=asked.force)
-        if self.launched and {"trainer", "trainer.py"} & {
-            name.partition("/")[0] for name in found.files
-        }:
+        place = (self.folder, self.command[0], self.words, *limits)
+        sources = script_sources(*place, force=options.force)
+        tops = {name.partition("/")[0] for name in sources.files}
+        if self.launched and {"trainer", "trainer.py"} & tops:
             raise UserError(
                 f"script={self.name}: trainer beside it would hide this package: rename it, or use"
                 " --as_is"
             )
-        if self.launched and not asked.no_check and (opened := self._opened(found)):
+        if self.launched and not options.no_check and (opened := self._opened(sources)):
             say(f"{self.name} opens {', '.join(opened)}, which goes along")
-            return script_sources(*given, opened, force=asked.force)
-        return found
+            return script_sources(*place, opened, force=options.force)
+        return sources
 
     @cached_property
     def files(self) -> dict[str, Path]:
@@ -168,34 +166,37 @@ class Script:
 
     @property
     def listed(self) -> list[str] | None:
-        """Returns the requirements that a file of the user's lists, None without one. Raises
-        UserError for bad ones."""
+        """Returns the requirements that a file of the user's lists, None without one.
+
+        Raises UserError for bad ones.
+        """
         lines = listed_requirements(self._home)
         for line in lines or () if self.launched else ():
             check_requirement(line)
         return lines
 
-    def requirements(self, gpus: int, *, plain: bool, found: Sources | None = None) -> list[str]:
+    def requirements(self, gpus: int, *, plain: bool, sources: Sources | None = None) -> list[str]:
         """Returns what pip installs for the script: what a file lists or, in a `plain` image, what
         it imports.
 
         Raises UserError for imports that no package index has.
         """
-        found = found or self.sources
+        sources = sources or self.sources
         listed = self.listed
         if listed is not None:
             return listed
-        present = {part.partition(".")[0] for name in found.files for part in name.split("/")}
+        if not plain:
+            return []
+        # Any part of a path may be a module that the code imports.
+        parts = [part for name in sources.files for part in name.split("/")]
+        present = {part.partition(".")[0] for part in parts}
         force = self.options.force
-        return (
-            requirements_of(found.imports, present, trains=self.launched, gpus=gpus, force=force)
-            if plain
-            else []
+        return requirements_of(
+            sources.imports, present, trains=self.launched, gpus=gpus, force=force
         )
 
-    def _opened(self, found: Sources) -> list[str]:
-        """Runs the script, with what was found of it, to its first `fit`; returns what else it
-        opens beside itself.
+    def _opened(self, sources: Sources) -> list[str]:
+        """Runs the script with only `sources` to its first `fit`, and returns what else it opens.
 
         Raises UserError for a module or a file that the job would not have.
         """
@@ -209,16 +210,17 @@ class Script:
             f"tries {self.name} here up to its first fit, with only what goes along{proved}:"
             f" {CHECK_S:.0f} s at most (--no_check leaves that out)"
         )
+        # The modules that are installed here and that a plain image would lack.
         image = getattr(self.options, "image", "")  # a run on this machine has none
         plain = not image or installs(image)
-        lines = self.requirements(0, plain=True, found=found) if plain else []
-        hidden = hidden_modules(
-            [*INSTALLED, *lines], [Path(name).parts[0].removesuffix(".py") for name in found.files]
-        )
+        lines = self.requirements(0, plain=True, sources=sources) if plain else []
+        present = [Path(name).parts[0].removesuffix(".py") for name in sources.files]
+        hidden = hidden_modules([*INSTALLED, *lines], present)
         with tempfile.TemporaryDirectory() as scratch:
+            # A copy of what goes along, and a plan for the process that runs the script in it.
             work = Path(scratch, "work")
             report = Path(scratch, "report")
-            write_copy(Package(self.subject, "0", found.files), work)
+            write_copy(Package(self.subject, "0", sources.files), work)
             report.touch()
             Path(scratch, "plan").write_text(
                 json.dumps(
@@ -233,6 +235,7 @@ class Script:
                     }
                 )
             )
+            # The variables of the job, without its GPUs, and with a word in place of each secret.
             variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
             variables |= {name: f"{scratch}/{name}" for name in _OF_VERTEX}
             variables |= {
@@ -264,127 +267,127 @@ class Script:
             finally:
                 kill_group(process)
                 process.wait()
-            last = [
-                *Path(scratch, "stderr").read_text(encoding="utf-8", errors="replace").splitlines(),
-                "",
-            ][-2:][0]
-            told = [json.loads(line) for line in report.read_text(encoding="utf-8").splitlines()]
-        opened = [line["opened"] for line in told if "opened" in line]
-        for line in told:
-            if "said" in line:
-                say(f"{self.name}: {line['said']}")
-            if "refused" in line:
-                raise UserError(f"script={self.name}: {line['refused']}")
-            if "error" in line:
-                error = line["error"].replace(f"{work}/", "")
-                self._refuse_missing(line["missing"], error, found, hidden)
+            text = Path(scratch, "stderr").read_text(encoding="utf-8", errors="replace")
+            last_words = [*text.splitlines(), ""][-2:][0]
+            entries = [json.loads(line) for line in report.read_text(encoding="utf-8").splitlines()]
+        # What the process reported: a file that the script opened, a line of the proof, an error.
+        opened = [entry["opened"] for entry in entries if "opened" in entry]
+        for entry in entries:
+            if "said" in entry:
+                say(f"{self.name}: {entry['said']}")
+            if "refused" in entry:
+                raise UserError(f"script={self.name}: {entry['refused']}")
+            if "error" in entry:
+                error = entry["error"].replace(f"{work}/", "")
+                self._refuse_missing(entry["missing"], error, sources, hidden)
                 ended = f"it ended here before it called fit, by {error}"
-                if error.startswith("SystemExit") and last:
-                    ended = f"{ended} ({last})"
-                if not (line["forbidden"] or line["missing"]):
+                if error.startswith("SystemExit") and last_words:
+                    ended = f"{ended} ({last_words})"
+                # What only this check forbids, or this machine lacks, need not fail in the job.
+                if not (entry["forbidden"] or entry["missing"] or "/gcs/" in error):
                     raise UserError(
                         f"script={self.name}: {ended}: so would its job: mend it, or use --no_check"
                     )
-                here = f": {line['missing']} is not installed here" if line["missing"] else ""
-                say(f"{self.name}: {ended}{here}: it is not checked further")
+                cause = f": {entry['missing']} is not installed here" if entry["missing"] else ""
+                say(f"{self.name}: {ended}{cause}: it is not checked further")
         return opened
 
     def _proof(self, scratch: str, replicas: int) -> dict[str, Any]:
         """Returns the settings with which the step of the script is proved here."""
-        elsewhere = ("job_dir", "expect_devices", "strategy", "track", "cache_dir", "profile_steps")
+        of_job = ("job_dir", "expect_devices", "strategy", "track", "cache_dir", "profile_steps")
         # As many devices as the tier has, up to eight: does the batch divide?
-        here = {"job_dir": f"{scratch}/proof", "replicas": replicas if replicas <= 8 else 2}
-        return {**self.without(*elsewhere).values, **here}
+        local = {"job_dir": f"{scratch}/proof", "replicas": replicas if replicas <= 8 else 2}
+        return {**self.without(*of_job).values, **local}
 
     def _refuse_missing(
-        self, module: str, error: str, found: Sources, hidden: Mapping[str, str]
+        self, module: str, error: str, sources: Sources, hidden: Mapping[str, str]
     ) -> None:
-        """Raises UserError if an error comes from a module or a file that exists here and that the
-        job would lack."""
+        """Raises UserError if an error comes from what exists here and the job would lack."""
         top = module.partition(".")[0]
         path = module.replace(".", "/")
         if top in hidden:
-            lines = [*(self.listed or self.requirements(0, plain=True, found=found)), hidden[top]]
+            needed = self.listed or self.requirements(0, plain=True, sources=sources)
+            lines = [*needed, hidden[top]]
             raise UserError(
                 f"script={self.name}: it imports {module}, which the job would not have: write"
                 f" {REQUIREMENT_FILES[0]} beside it with the lines {', '.join(lines)}"
             )
+        # Without a module the error may name a file, as any of its words.
         names = [f"{path}.py", path] if module else re.findall(r"[^\s'\",;:()\[\]]+", error)
         for name in names:
-            here = (self.folder / name).resolve()
-            inner = os.path.relpath(here, self.folder)
-            stays = here.exists() and not any(
-                f"{file}/".startswith(f"{inner}/") for file in found.files
-            )
-            if stays and not inner.startswith("."):
+            path_here = (self.folder / name).resolve()
+            inner = os.path.relpath(path_here, self.folder)
+            goes_along = any(f"{file}/".startswith(f"{inner}/") for file in sources.files)
+            if path_here.exists() and not goes_along and not inner.startswith("."):
                 raise UserError(
                     f"script={self.name}: it needs {inner}, which does not go along ({error}): add"
                     f" --include={inner}"
                 )
 
     def package(self) -> CodeArchive:
-        """Returns the archive that a job needs: what goes along with the script and, as it is, what
-        runs it.
+        """Returns the archive that a job needs: what goes along and, as it is, what runs it.
 
         Raises UserError for files that must not be shipped.
         """
         files: dict[str, bytes | Path] = {f"code/{name}": path for name, path in self.files.items()}
         if not self.launched:
-            ours = {
-                f"ours/in_job/{path.relative_to(IN_JOB).as_posix()}": path
-                for path in sorted(IN_JOB.rglob("*.py"))
-            }
-            files |= ours | {f"ours/{name}": IN_JOB.parents[1] / name for name in _OF_TRAINER}
+            for path in sorted(IN_JOB.rglob("*.py")):
+                files[f"ours/in_job/{path.relative_to(IN_JOB).as_posix()}"] = path
+            files |= {f"ours/{name}": IN_JOB.parents[1] / name for name in _OF_TRAINER}
             files["ours/__main__.py"] = _MAIN
+        # What is shipped, in words: each file beside the script, each folder with its count.
         tops = Counter(name.partition("/")[0] + "/" * ("/" in name) for name in self.sources.files)
-        parts = [
-            f"{top} ({count})" if top.endswith("/") else top for top, count in sorted(tops.items())
-        ]
+        parts = []
+        for top, count in sorted(tops.items()):
+            parts.append(f"{top} ({count})" if top.endswith("/") else top)
         return CodeArchive(self.subject, "0", files, f"ships {', '.join(parts)}: {self.sources}")
 
 
-def read_script(asked: CodeOptions, words: Sequence[str], values: Mapping[str, Any]) -> Script:
+def read_script(options: CodeOptions, words: Sequence[str], values: Mapping[str, Any]) -> Script:
     """Returns the script of `--script` or `--module`, with the trainer's settings `values`.
 
     Raises UserError if there is none to run, and for settings that it does not have.
     """
-    if asked.script and asked.module:
+    if options.script and options.module:
         raise UserError("--script and --module contradict each other: drop one of them")
-    if asked.as_is and asked.launch:
+    if options.as_is and options.launch:
         raise UserError("--as_is and --launch contradict each other: drop one of them")
-    if asked.script:
-        if asked.package:
+    # A file, whose folder goes along; or a module, with the package that has it.
+    if options.script:
+        if options.package:
             raise UserError(
                 "--script and --package contradict each other: what the script needs goes along:"
                 " drop --package"
             )
-        path = expanded(asked.script)
-        folder = expanded(asked.script).parent.resolve()
+        path = expanded(options.script)
+        folder = expanded(options.script).parent.resolve()
         if not path.is_file() or path.suffix != ".py":
             hint = nearest(path.name, [file.name for file in folder.glob("*.py")])
             raise UserError(
-                f"script={asked.script}: there is no such Python file{hint} give the path of one,"
+                f"script={options.script}: there is no such Python file{hint} give the path of one,"
                 " ending in .py"
             )
-        launched = asked.launch or (not asked.as_is and calls_fit(folder, path.name))
-        script = Script(asked, folder, (path.name,), tuple(words), values, launched)
+        launched = options.launch or (not options.as_is and calls_fit(folder, path.name))
+        script = Script(options, folder, (path.name,), tuple(words), values, launched)
     else:
-        if asked.launch:
+        if options.launch:
             raise UserError("--launch is for a file: name it by --script=FILE")
-        top, *inner = asked.module.split(".")
-        folder = expanded(asked.package or top).resolve()
+        top, *inner = options.module.split(".")
+        folder = expanded(options.package or top).resolve()
         path = folder.joinpath(*inner)
         programs = [path / "__main__.py", *([path.with_suffix(".py")] if inner else [])]
         if folder.name != top or not any(program.is_file() for program in programs):
             raise UserError(
-                f"module={asked.module}: there is no such program in {folder}: name it as `python"
+                f"module={options.module}: there is no such program in {folder}: name it as `python"
                 " -m` takes it, as my.task, in a folder here or in that of --package; a file is"
                 " --script="
             )
-        script = Script(asked, folder, ("-m", asked.module), tuple(words), values)
-    if others := sorted(values.keys() - {"job_dir", *(LAUNCH_SETTINGS if script.launched else ())}):
+        script = Script(options, folder, ("-m", options.module), tuple(words), values)
+    # The trainer's settings that apply: of a script that runs as it is, the job directory alone.
+    allowed = {"job_dir", *(LAUNCH_SETTINGS if script.launched else ())}
+    if refused := sorted(values.keys() - allowed):
         raise UserError(
-            f"{others[0]} is a setting of this package's training, not of a script. The arguments"
+            f"{refused[0]} is a setting of this package's training, not of a script. The arguments"
             " of your script follow --"
         )
     return script

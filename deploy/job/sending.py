@@ -23,6 +23,7 @@ from deploy.job.cost import format_duration
 from deploy.job.job import Job
 from deploy.job.ledger import RECORD, Attempt, Submission, watch_hint
 from deploy.packaging.images import TO_BUILD
+from deploy.packaging.packages import Package
 from deploy.platform import buckets
 from deploy.platform.automatic_image import request_image
 from deploy.platform.errors import JobUnknown
@@ -145,6 +146,7 @@ class Creation:
             self._request_job()
             say(f"submitted {attempt.job}\n{console_page(attempt.job, attempt.project)}")
         except KeyboardInterrupt:
+            # Whether the job runs: not requested, created, or perhaps created and to be looked for.
             attempt.state = "INTERRUPTED"
             record.write()  # before anything else: a second Ctrl-C may come
             if not (attempt.job or self._unclear or self._backend.sent):
@@ -220,31 +222,31 @@ class Creation:
                         " or `jobs` sees it"
                     )
                 break
-            last = not failure.transient or self._clock.now() + wait - began > CREATE_S
-            if last and not self._unclear:
+            # The request failed: look for its job if it may have created one, else wait and repeat
+            # it, until the time is up.
+            is_last = not failure.transient or self._clock.now() + wait - began > CREATE_S
+            if is_last and not self._unclear:
                 raise failure
             then = "looks for the job" if self._unclear else f"tries again after {wait:.0f} s"
             tell(f"the submission failed ({failure}): {then}")
             if not self._unclear:
                 self._clock.sleep(wait)
-            elif self._look(0.0 if last else LISTED_S, 1 if last else LISTINGS):
+            elif self._look(0.0 if is_last else LISTED_S, 1 if is_last else LISTINGS):
                 break
-            if last:
+            if is_last:
                 raise JobUnknown(
                     f"the submission failed ({failure}), and its job is not listed yet"
                 )
         self._complete()
 
     def _look(self, seconds: float = LISTED_S, listings: int = LISTINGS) -> str:
-        """Looks for the job of the request for `seconds`, and returns its name, as `look_for`
-        does."""
+        """Looks for the requested job for `seconds`; returns its name as `look_for` does."""
         since = self._clock.now() + seconds - LISTED_S
         self._attempt.job = look_for(self._request.labels[LABEL], self._backend, since, listings)
         return self._attempt.job
 
     def _release(self, error: str) -> None:
-        """Records why no job was created, and frees the directory, if it was reserved; ignores
-        failures of that."""
+        """Records why no job was created, and frees the directory if it can."""
         self._attempt.state = "NOT SUBMITTED"
         self._attempt.error = error
         self._record.write()
@@ -254,12 +256,14 @@ class Creation:
                 buckets.delete(self._uri, generation)
 
     def _complete(self) -> None:
-        """Records the job that was created. If the bucket fails, a lost index cannot be restored in
-        full."""
+        """Records the job that was created.
+
+        If the bucket fails, a lost index cannot be restored in full.
+        """
         self._attempt.state = "SUBMITTED"
         self._record.write()
         if self._generation is not None:
-            about = {
+            details = {
                 "job": self._attempt.job,
                 "tier": self._attempt.tier,
                 "command": self._record.command,
@@ -267,17 +271,13 @@ class Creation:
                 "detached": self._record.detached,
             }
             with suppress(UserError, PlatformFault):
-                self._write(self._generation, sending=True, **about)
+                self._write(self._generation, sending=True, **details)
 
-    def _write(self, generation: int, *, sending: bool, **more: Any) -> None:
-        text = (
-            json.dumps(
-                {**self._about, "time": self._clock.now(), "sending": sending, **more}, indent=2
-            )
-            + "\n"
-        )
+    def _write(self, generation: int, *, sending: bool, **details: Any) -> None:
+        content = {**self._about, "time": self._clock.now(), "sending": sending, **details}
+        text = json.dumps(content, indent=2) + "\n"
         try:
-            self._generation = buckets.write(self._uri, text, generation, quick=bool(more))
+            self._generation = buckets.write(self._uri, text, generation, quick=bool(details))
         except Conflict:
             raise UserError(
                 f"{self._attempt.output}: another submission into it began meanwhile: use another"
@@ -285,8 +285,10 @@ class Creation:
             ) from None
 
     def _wait_until_free(self, text: str) -> None:
-        """Returns once the submission of the record `text` can have no running job. Raises
-        UserError while it may."""
+        """Returns once the submission of the record `text` can have no running job.
+
+        Raises UserError while it may have one.
+        """
         try:
             record: Mapping[str, Any] = json.loads(text)
             began = float(record["time"])
@@ -296,10 +298,13 @@ class Creation:
             raise UserError(
                 f"{self._uri} is damaged: remove it if no job writes to that folder"
             ) from None
-        ended_here = record.get("machine") == _machine() and not is_running(
-            str(record.get("process"))
-        )
-        until = began + (SILENT_S if not ended_here else LISTED_S if record.get("sending") else 0.0)
+        # Until when its job may still appear in a listing. A process that ended on this machine
+        # sends nothing more; one elsewhere is known by its silence alone.
+        process = str(record.get("process"))
+        ended_here = record.get("machine") == _machine() and not is_running(process)
+        until = began + SILENT_S
+        if ended_here:
+            until = began + (LISTED_S if record.get("sending") else 0.0)
         while True:
             jobs = retried(partial(self._open(*place).jobs, submission), self._clock)
             now = self._clock.now()
@@ -325,16 +330,13 @@ class Creation:
 def _machine() -> str:
     """Returns an identifier of this machine since its last start, and of this container on it."""
     with suppress(OSError):
-        return (
-            f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
-            f" {os.readlink('/proc/self/ns/pid')}"
-        )
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
     return f"{platform.node()} {uuid.getnode():x}"
 
 
 def look_for(label: str, backend: Platform, since: float, listings: int = 1) -> str:
-    """Returns the name of the job with this label, and cancels its duplicates; "" if none is
-    listed.
+    """Returns the name of the job with this label, "" if none is listed; cancels its duplicates.
 
     Looks until LISTED_S after `since`, the time of the last request, and at least `listings` times.
     Raises JobUnknown if jobs cannot be listed.
@@ -370,43 +372,37 @@ def check_resources(jobs: Sequence[Job]) -> float:
     Raises UserError if an input does not exist, or a bucket is on another continent than the
     machines.
     """
+    # Quota and permissions, once for each project and region.
     tiers = defaultdict[GcpConfig, dict[str, Tier]](dict)
     for job in jobs:
         tiers[job.gcp][job.tier.name] = job.tier
     for gcp in tiers:
-        bad = (found for found in findings(gcp, [*tiers[gcp].values()]) if found.state == "bad")
-        say(*(f"warning: {finding}" for finding in bad))
-    inputs = {
-        address: name
-        for job in jobs
-        for name, address in job.workload.inputs.items()
-        if address.startswith("gs://")
-    }
-    workers_by_place = {
-        ("/".join(address.split("/")[:3]), job.gcp.region): job.tier.workers
-        for job in jobs
-        for address in (job.output, *job.workload.inputs.values())
-        if address.startswith("gs://")
-    }
+        for finding in findings(gcp, [*tiers[gcp].values()]):
+            if finding.state == "bad":
+                say(f"warning: {finding}")
+    # The inputs in buckets, each with its flag; and the workers that use a bucket from a region.
+    inputs = dict[str, str]()
+    workers_by_place = dict[tuple[str, str], int]()
+    for job in jobs:
+        flags = {address: name for name, address in job.workload.inputs.items()}
+        for address in (job.output, *flags):
+            if address.startswith("gs://"):
+                bucket = "/".join(address.split("/")[:3])
+                workers_by_place[bucket, job.gcp.region] = job.tier.workers
+                if address in flags:
+                    inputs[address] = flags[address]
+    # What reading from another region costs.
     usd_by_region = defaultdict[str, float](float)
     for (bucket, region), workers in sorted(workers_by_place.items()):
         location = buckets.location(bucket)
         if price := transfer_usd_per_gib(bucket, region, location):
-            gib = (
-                sum(
-                    buckets.size(address)
-                    for address in inputs
-                    if f"{address}/".startswith(f"{bucket}/")
-                )
-                / 2**30
-            )
+            read = [address for address in inputs if f"{address}/".startswith(f"{bucket}/")]
+            gib = sum(map(buckets.size, read)) / 2**30
             usd = price * gib * workers
             amount = "an amount" if math.isnan(price) else f"{price:.2f} USD"
-            size = (
-                f": {gib:.2f} GiB of data, {usd:.2f} USD if each worker reads them once"
-                if usd > 0
-                else ""
-            )
+            size = ""
+            if usd > 0:
+                size = f": {gib:.2f} GiB of data, {usd:.2f} USD if each worker reads them once"
             say(
                 f"{bucket} is in {location}, the job runs in {region}: slower, and {amount} a GiB "
                 f"(https://cloud.google.com/storage/pricing#network-buckets){size}"
@@ -421,14 +417,14 @@ def check_resources(jobs: Sequence[Job]) -> float:
 
 
 def upload_packages(jobs: Sequence[Job]) -> None:
-    """Builds and uploads the packages of jobs that are not built or uploaded yet; prints their
-    addresses.
+    """Builds and uploads the packages that the jobs still lack, and prints their addresses.
 
     Has Cloud Build make the images of --image=auto that there are not yet.
     """
-    for uri, package in {
-        package.uri(job.gcp.bucket): package for job in jobs for package in job.packages
-    }.items():
+    packages = dict[str, Package]()
+    for job in jobs:
+        packages |= {package.uri(job.gcp.bucket): package for package in job.packages}
+    for uri, package in packages.items():
         if buckets.upload(package.build(), uri):
             say(f"package {uri}")
     lacking = {(job.gcp, job.requirements): job for job in jobs if job.options.image == TO_BUILD}

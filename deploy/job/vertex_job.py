@@ -58,18 +58,20 @@ class RunResult:
 
     def plot(self) -> Any:
         """Draws the losses of training and evaluation by epoch, and returns matplotlib's axes."""
-        drawn = axes(self.place, "epoch")
+        chart = axes(self.place, "epoch")
         for name, values in self.history.items():
             if "loss" in name:
-                known = [math.nan if value is None else value for value in values]
-                drawn.plot(range(1, len(values) + 1), known, label=name)
-        drawn.legend()
-        return drawn
+                points = [math.nan if value is None else value for value in values]
+                chart.plot(range(1, len(values) + 1), points, label=name)
+        chart.legend()
+        return chart
 
     @classmethod
     def read(cls, text: str, place: str) -> RunResult:
-        """Returns the result in the text of a file at `place`. Raises UserError if there is
-        none."""
+        """Returns the result in the text of a file at `place`.
+
+        Raises UserError if there is none.
+        """
         try:
             content = dict(json.loads(text))
         except (ValueError, TypeError):
@@ -87,8 +89,9 @@ class RunResult:
 
 
 class VertexJob:
-    """Represents a job of Vertex AI. Its methods raise UserError or PlatformFault, each in one
-    line.
+    """Represents a job of Vertex AI.
+
+    Its methods raise UserError or PlatformFault, each in one line.
 
     `name`: its resource name; "" for a job that was not sent, of which they raise UserError.
     """
@@ -108,8 +111,10 @@ class VertexJob:
 
     @property
     def backend(self) -> Platform:
-        """Returns the client for the job's project and region. Raises UserError for a job that was
-        not sent."""
+        """Returns the client for the job's project and region.
+
+        Raises UserError for a job that was not sent.
+        """
         if not self._backend:
             raise UserError(
                 "this job was not sent: call its send(), or submit it without dry_run=True"
@@ -165,11 +170,10 @@ class VertexJob:
                 f"worker={worker}: 0 is the chief, 1 the next; or as Vertex AI calls it, as"
                 " workerpool1-0"
             )
-        place = (
-            f"workerpool{min(int(worker), 1)}-{max(int(worker) - 1, 0)}"
-            if worker.isdecimal()
-            else worker
-        )
+        # Vertex AI has the chief in pool 0, and all other workers in pool 1.
+        place = worker
+        if worker.isdecimal():
+            place = f"workerpool{min(int(worker), 1)}-{max(int(worker) - 1, 0)}"
         since = self.backend.clock.now() - since_s if since_s else 0.0
         with api_errors(self.gcp):
             lines = retried(
@@ -235,8 +239,10 @@ class VertexJob:
 
 
 def load_model(job_dir: str) -> Any:
-    """Returns the trained keras.Model of a job directory, local or gs://. Raises UserError if there
-    is none."""
+    """Returns the trained keras.Model of a job directory, local or gs://.
+
+    Raises UserError if there is none.
+    """
     import keras  # the one use of TensorFlow here, and only by a user's program
 
     from trainer.base.storage.staging import Staged

@@ -76,9 +76,9 @@ class LogTail:
                 self._seen[identifier] = line.time
                 self._newest = max(self._newest, line.time)
                 self._print(line)
-        self._seen = {
-            key: time for key, time in self._seen.items() if time >= self._newest - 2 * LATE_S
-        }
+        # Entries that no later read can return again are forgotten.
+        oldest = self._newest - 2 * LATE_S
+        self._seen = {key: time for key, time in self._seen.items() if time >= oldest}
 
 
 REPORT_S = 300.0  # between lines about a job that waits for machines
@@ -103,8 +103,9 @@ def watch_job(
     created: bool = False,
     max_wait_s: float = math.inf,
 ) -> JobStatus | None:
-    """Prints states and logs until the job is over, then how it ended, and cancels its duplicates;
-    returns the status of the original, None if Ctrl-C ended the watch but not the job.
+    """Prints states and logs until the job is over, then how it ended; cancels its duplicates.
+
+    Returns the status of the original, None if Ctrl-C ended the watch but not the job.
 
     `created`: the job is known to exist, so that a 404 only means that it cannot be seen yet;
         `max_wait_s`: a job that waits longer for machines is cancelled, and returned as EXPIRED.
@@ -151,8 +152,9 @@ def watch_job(
                     tail = LogTail(backend, name, print_line)
                     continue
             now = clock.now()
-            # so its log is complete
+            # If it had ended before, its log is complete.
             ended_before = not shown_state and now - (status.ended or 0.0) > LATE_S
+            # Its new state and its progress; while it waits for machines, now and then why.
             news = [] if status.state == shown_state else [status.state]
             shown_state = status.state
             waits = status.state in ("QUEUED", "PENDING") and not status.started
@@ -166,6 +168,7 @@ def watch_job(
                 )
             for line in (*news, *live.lines(status)):
                 print_line(WatchLine(now, line))
+            # It is over: the last lines of the log, and the bill.
             if status.over:
                 with suppress(KeyboardInterrupt):  # which only skips the last lines of the log
                     clock.sleep(0.0 if ended_before else LAST_LOGS_S)
@@ -216,11 +219,11 @@ def with_bill(status: JobStatus, now: float) -> JobStatus:
     with suppress(*_UNREADABLE):
         if status.output and status.over and status.started:
             text, generation = buckets.read_text(f"{status.output}/{BILLED}", quick=True)
-            before = json.loads(text or "{}").get("jobs", {})
+            billed = json.loads(text or "{}").get("jobs", {})
             usd = status.usd(now)
             bill = {"seconds": round(status.seconds(now), 3), "usd": usd and round(usd, 4)}
-            jobs = {**before, status.name: bill}
-            if jobs != before:
+            jobs = {**billed, status.name: bill}
+            if jobs != billed:
                 text = json.dumps({"jobs": jobs}, indent=2) + "\n"
                 buckets.write(f"{status.output}/{BILLED}", text, generation, quick=True)
     return with_stop_reason(status)
@@ -254,7 +257,7 @@ class LiveLines:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._due = 0.0
-        self._shown = set[str]()
+        self._printed = set[str]()
 
     def lines(self, status: JobStatus) -> Iterator[str]:
         """Yields the lines that are due, and the link of an interactive shell as soon as there is
@@ -269,27 +272,24 @@ class LiveLines:
                 progress = summary(entries, whole(about.get("total_steps")) or 0)
                 money = ""
                 if status.usd_per_hour is not None:
-                    most = status.usd_per_hour * status.timeout_s / 3600
-                    money = f"; {status.usd(self._clock.now()):.2f} USD so far, {most:.2f} at most"
+                    limit = status.usd_per_hour * status.timeout_s / 3600
+                    money = f"; {status.usd(self._clock.now()):.2f} USD so far, {limit:.2f} at most"
                 if progress:  # printed again for another step, not for another cost alone
                     news[progress] = f"{progress}{money}"
             # the last two: a damaged file
             except (UserError, PlatformFault, ValueError, AttributeError) as error:
                 news[str(error)] = f"no progress: {reason(error)} ({status.output})"
         for subject, line in news.items():
-            if subject not in self._shown:
-                self._shown.add(subject)
+            if subject not in self._printed:
+                self._printed.add(subject)
                 yield line
 
 
 def summary(entries: Sequence[StatsEntry], total_steps: int) -> str:
     """Returns the progress of a run in words, from the entries of its stats.jsonl; "" if it has not
     reported."""
-    reports = [
-        entry
-        for entry in entries
-        if entry["kind"] == "report" and number(entry.get("seconds")) is not None
-    ]
+    reports = [entry for entry in entries if entry["kind"] == "report"]
+    reports = [report for report in reports if number(report.get("seconds")) is not None]
     if not reports:
         return ""
     first = reports[-RECENT:][0]
@@ -299,11 +299,13 @@ def summary(entries: Sequence[StatsEntry], total_steps: int) -> str:
     steps = last["step"] - first["step"]
     seconds = last["seconds"] - first["seconds"]
     pace = seconds / steps if steps > 0 and seconds > 0 else positive(last.get("step_seconds"))
-    left = max(0, total_steps - step) * pace if pace and total_steps else None
-    losses = ((name, number(value)) for name, value in mapping(last, "losses").items())
-    loss = ", ".join(
-        f"{name} {value:.4g}" for name, value in itertools.islice(losses, 2) if value is not None
-    )
     share = f" of {total_steps:,} ({step / total_steps:.0%})" if total_steps else ""
-    rest = "" if left is None else f"{format_duration(left)} left"
-    return ", ".join(filter(None, [f"step {step:,}{share}", rest, loss]))
+    remaining = ""
+    if pace and total_steps:
+        remaining = f"{format_duration(max(0, total_steps - step) * pace)} left"
+    losses = []
+    for name, value in itertools.islice(mapping(last, "losses").items(), 2):
+        loss = number(value)
+        if loss is not None:
+            losses.append(f"{name} {loss:.4g}")
+    return ", ".join(filter(None, [f"step {step:,}{share}", remaining, *losses]))

@@ -89,21 +89,22 @@ class Training(_OnTier):
         return self.config
 
     def in_job(self, spec: Spec, image: Image, packages: Sequence[Package]) -> WorkerProgram:
-        """Returns what the workers of a job with this spec run. Raises UserError for what would
-        fail in the image."""
+        """Returns what the workers of a job with this spec run.
+
+        Raises UserError for what would fail in the image.
+        """
         tier = self.tier
         if image.plain or image.built:
             check_inputs(self.config, packages)
         for index, pool in enumerate(tier.spec["workerPoolSpecs"] if image.plain else ()):
             module = pool.get("pythonPackageSpec", {}).get("pythonModule", TASK)
-            where = f"{tier.name}: workerPoolSpecs[{index}].pythonModule"
-            check_module(where, module, packages, runs=True)
+            field = f"{tier.name}: workerPoolSpecs[{index}].pythonModule"
+            check_module(field, module, packages, runs=True)
         # Its flags: a recipe's file does not exist there, so its settings go as flags.
         overrides = self.overrides
         if overrides.names_recipe_file:
-            overrides = Overrides.read(
-                {**overrides.of_recipe, **overrides.without("recipe").values}, overrides.folder
-            )
+            values = {**overrides.of_recipe, **overrides.without("recipe").values}
+            overrides = Overrides.read(values, overrides.folder)
         arguments = dataclasses.replace(self, overrides=overrides, job_dir="").arguments()
         if not image.plain:
             return WorkerProgram(arguments)
@@ -139,8 +140,10 @@ class ScriptRun(_OnTier):
         return LocalProgram(WORKER, {"TRAINER_SCRIPT": json.dumps(instructions)})
 
     def in_job(self, spec: Spec, image: Image, packages: Sequence[Package]) -> WorkerProgram:
-        """Returns what the workers of a job run. Raises UserError for what would fail in the
-        image."""
+        """Returns what the workers of a job run.
+
+        Raises UserError for what would fail in the image.
+        """
         script = self.script
         tier = self.tier
         needed = script.requirements(tier.accelerators, plain=image.plain)
@@ -149,11 +152,11 @@ class ScriptRun(_OnTier):
         about = ""
         if image.plain and script.launched:
             # A version of TensorFlow or Keras that the user lists wins.
-            named = {re.split(r"[^\w.-]", line)[0].lower() for line in needed}
-            base = [
-                line.partition("==")[0] if re.split(r"\W", line)[0] in named else line
-                for line in requirements(tier.accelerators)
-            ]
+            listed = {re.split(r"[^\w.-]", line)[0].lower() for line in needed}
+            base = []
+            for line in requirements(tier.accelerators):
+                by_user = re.split(r"\W", line)[0] in listed
+                base.append(line.partition("==")[0] if by_user else line)
             installed = [*base, *tracker_packages(script.config.track), *installed]
             about = about_installing(tier, image.uri, "network" in spec, needed)
         elif image.plain:
@@ -194,14 +197,16 @@ Workload = Training | ScriptRun | Prediction
 
 
 def workload_on(tier: Tier, program: Program) -> Training | ScriptRun:
-    """Returns what runs on `tier`, its settings resolved. Raises UserError for what the trainer
-    would refuse there."""
+    """Returns what runs on `tier`, its settings resolved.
+
+    Raises UserError for what the trainer would refuse there.
+    """
     if isinstance(program, Script):
         if program.launched:
             config = program.config
             rows = tier.workers * (config.replicas or tier.accelerators or 1) * config.micro_batches
             rows = config.virtual_replicas or rows
-            # that of `fit` is not known
+            # The batch of `fit` is not known here: one that divides over the devices is taken.
             check_devices(tier, dataclasses.replace(config, global_batch_size=rows))
         return ScriptRun(
             tier, program, job_dir=program.job_dir, subject=program.subject, about=program.about
@@ -225,8 +230,8 @@ def workload_on(tier: Tier, program: Program) -> Training | ScriptRun:
     plural = "" if (config.steps or config.epochs or 1) == 1 else "s"
     batch = f"global batch {config.global_batch_size}"
     about = f"trains {config.model} on {config.data}, {batch}, {length}{plural}"
-    named = {"job_dir": config.job_dir, "subject": subject, "about": about}
-    return Training(tier, program, config, inputs=config.inputs, **named)
+    description = {"job_dir": config.job_dir, "subject": subject, "about": about}
+    return Training(tier, program, config, inputs=config.inputs, **description)
 
 
 SPOT_INTERVAL_S = 15 * 60  # the most work that a preemption should cost
@@ -275,8 +280,7 @@ _NAMED = {"data": DATA_SOURCES, "weights": ("imagenet", "none"), "fid_features":
 
 
 def check_inputs(config: TrainConfig, packages: Sequence[Package]) -> None:
-    """Raises UserError if a setting names something that the job cannot reach, such as this
-    machine's disk."""
+    """Raises UserError if a setting names what the job cannot reach, as this machine's disk."""
     for field in (*config.inputs, "model", "callbacks"):
         value = getattr(config, field)
         address = value[value.find("gs:/") :]
@@ -308,10 +312,8 @@ def check_module(
     module = value.split(":")[0]
     top = module.split(".")[0]
     path = module.replace(".", "/")
-    package = next(
-        (package for package in packages if package.name == (TRAINER if top == "trainer" else top)),
-        None,
-    )
+    name = TRAINER if top == "trainer" else top
+    package = next((package for package in packages if package.name == name), None)
     files = {f"{path}.py", f"{path}/__main__.py" if runs else f"{path}/__init__.py"}
     if package is None and (top != "trainer" or packages):
         raise UserError(
@@ -326,8 +328,10 @@ def check_module(
 
 
 def warnings(work: Workload, spec: str) -> Iterator[str]:
-    """Yields warnings about what is allowed but may be a mistake. `spec`: that of the job, as
-    JSON."""
+    """Yields warnings about what is allowed but may be a mistake.
+
+    `spec`: that of the job, as JSON.
+    """
     on_spot = work.tier.strategy == "SPOT"
     config = work.trained
     if config is None:
@@ -347,13 +351,16 @@ def warnings(work: Workload, spec: str) -> Iterator[str]:
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         # A setting of the user's own functions, of which we do not know whether it names a file.
-        own = functions_taking(field) and field.name not in config.inputs and isinstance(value, str)
-        if own and (Path(value).is_file() or ("/" in value and Path(value).exists())):
+        is_text = field.name not in config.inputs and isinstance(value, str)
+        if (
+            is_text
+            and functions_taking(field)
+            and (Path(value).is_file() or ("/" in value and Path(value).exists()))
+        ):
             yield f"{field.name}={value}: this path exists here, but {UNREACHABLE}"
-    # 0: off
+    # Whether checkpoints (0: none) are frequent enough; a step is taken to last a second at most.
     steps = config.checkpoint_every_steps
     minutes = config.checkpoint_every_minutes
-    # A step is taken to last a second at most.
     if on_spot and not (0 < steps <= SPOT_INTERVAL_S or 0 < minutes <= SPOT_INTERVAL_S / 60):
         yield (
             f"SPOT with checkpoint_every_steps={steps} and checkpoint_every_minutes={minutes:g}: a"
@@ -364,11 +371,8 @@ def warnings(work: Workload, spec: str) -> Iterator[str]:
 
 def tracker_packages(track: Sequence[str]) -> list[str]:
     """Returns what pip installs for the trackers of a run."""
-    return [
-        REQUIREMENTS[address.kind]
-        for address in read_addresses(track)
-        if address.kind in REQUIREMENTS
-    ]
+    kinds = [address.kind for address in read_addresses(track)]
+    return [REQUIREMENTS[kind] for kind in kinds if kind in REQUIREMENTS]
 
 
 REQUIREMENTS = {"mlflow": "mlflow-skinny", "wandb": "wandb"}  # as the extras of setup.py
@@ -380,8 +384,7 @@ _ON_THIS_MACHINE = re.compile(r"sqlite:|https?://(localhost|127\.|0\.0\.0\.0|\[:
 
 
 def check_trackers(track: Sequence[str], image: Image, packages: Sequence[Package]) -> None:
-    """Raises UserError for a tracker that the job's machines cannot reach, or whose package its
-    image lacks."""
+    """Raises UserError for a tracker that the job cannot reach, or whose package it lacks."""
     for address in read_addresses(track):
         if ":" in address.kind and image.plain:
             check_module("track", address.text, packages)

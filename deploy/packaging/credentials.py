@@ -20,7 +20,7 @@ from trainer.base.errors import UserError
 
 ALLOWED = "pragma: allowlist secret"  # in a line whose author knows that it holds none
 # bytes of a large file that are looked through at a time, and again
-_PIECE = 2**20
+_BLOCK = 2**20
 _OVERLAP = 2**12
 TEXT_BYTES = 2**18  # the largest text that detect-secrets reads: it takes some 0.2 ms a line
 
@@ -116,7 +116,7 @@ def find_credentials(path: Path, *, as_text: bool = True) -> Iterator[str]:
         installed.
     """
     with path.open("rb") as file:
-        content = file.read(_PIECE)
+        content = file.read(_BLOCK)
         if _NAMES.fullmatch(path.name) and not _PUBLIC.search(content):
             yield "a credential by its name"
             return
@@ -126,40 +126,40 @@ def find_credentials(path: Path, *, as_text: bool = True) -> Iterator[str]:
         end = ""
         if name.endswith(".gz"):
             with suppress(OSError, EOFError, zlib.error), gzip.open(path) as unpacked:
-                content = unpacked.read(_PIECE)
+                content = unpacked.read(_BLOCK)
             name = name.removesuffix(".gz")
         else:
-            # A large file is looked through in pieces, each with the end of the one before.
-            while len(content) == _PIECE:
+            # A large file is looked through in blocks, each with the end of the one before.
+            while len(content) == _BLOCK:
                 text = end + content.decode("latin-1")
-                kinds |= {
-                    lines_before + line: kind for line, kind in secrets_in(text, "", as_text=False)
-                }
+                for line, kind in secrets_in(text, "", as_text=False):
+                    kinds[lines_before + line] = kind
                 end = text[-_OVERLAP:]
                 lines_before += text.count("\n") - end.count("\n")
-                content = file.read(_PIECE)
+                content = file.read(_BLOCK)
             if end:
                 content = end.encode("latin-1") + content
                 as_text = False
+        # What is left is scanned as text, of a notebook only what its cells say.
         is_wide = content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
         text = content.decode("utf-16" if is_wide else "utf-8", "replace")
         if name.endswith(".ipynb"):
             text = _of_notebook(text)
             name = "notebook.py"
-        kinds |= {
-            lines_before + line: kind for line, kind in secrets_in(text, name, as_text=as_text)
-        }
+        for line, kind in secrets_in(text, name, as_text=as_text):
+            kinds[lines_before + line] = kind
     yield from (f"line {number} ({kind})" for number, kind in sorted(kinds.items()))
 
 
 def secrets_in(text: str, name: str, *, as_text: bool = True) -> list[tuple[int, str]]:
-    """Returns the line and the kind of each secret in a text; `name`: that of a file, which says
-    how it quotes.
+    """Returns the line and the kind of each secret in a text.
 
-    `as_text`: whether detect-secrets scans it, too. Raises UserError if it is not installed.
+    `name`: that of a file, which says how it quotes; `as_text`: whether detect-secrets scans
+        it, too. Raises UserError if that is not installed.
     """
     kinds = dict[int, str]()
     lines = text.split("\n")  # as detect-secrets counts them
+    # What the expressions above find; in a binary file, what text alone could show is left out.
     for kind, pattern in _PATTERNS.items():
         if "\0" in text and kind in _OF_TEXT:
             continue
@@ -168,6 +168,7 @@ def secrets_in(text: str, name: str, *, as_text: bool = True) -> list[tuple[int,
             value = match.groupdict().get("value") or ""
             if not (value and _is_harmless(value, lines[number - 1].partition(value)[0])):
                 kinds.setdefault(number, kind)
+    # What detect-secrets finds, whose guesses by keyword or randomness are checked once more.
     if as_text and len(text) <= TEXT_BYTES and "\0" not in text:
         try:
             from detect_secrets.core.scan import scan_file
@@ -193,16 +194,13 @@ def secrets_in(text: str, name: str, *, as_text: bool = True) -> list[tuple[int,
                     harmless = secret.type in _OURS or bool(_PLACEHOLDER.fullmatch(value))
                 if not harmless:
                     kinds.setdefault(secret.line_number, secret.type)
-    return sorted(
-        (number, kind) for number, kind in kinds.items() if ALLOWED not in lines[number - 1]
-    )
+    return sorted(entry for entry in kinds.items() if ALLOWED not in lines[entry[0] - 1])
 
 
-def _is_harmless(value: str, before: str) -> bool:
-    """Returns whether a value with a name is no secret; before: what stands before it in its
-    line."""
-    rules = [_PLACEHOLDER, _REFERENCE, _WORDS, *([] if before[-1:] in ("'", '"') else [_DOTTED])]
-    return any(rule.fullmatch(value) for rule in rules) or bool(_OPEN_NAME.search(before))
+def _is_harmless(value: str, prefix: str) -> bool:
+    """Returns whether a value is no secret; `prefix`: its line up to it, with its name."""
+    rules = [_PLACEHOLDER, _REFERENCE, _WORDS, *([] if prefix[-1:] in ("'", '"') else [_DOTTED])]
+    return any(rule.fullmatch(value) for rule in rules) or bool(_OPEN_NAME.search(prefix))
 
 
 def _of_notebook(text: str) -> str:
@@ -210,18 +208,17 @@ def _of_notebook(text: str) -> str:
     is no notebook."""
     try:
         cells = json.loads(text)["cells"]
-        said = ["".join(cell.get("source", "")) for cell in cells]
+        texts = ["".join(cell.get("source", "")) for cell in cells]
         for output in (output for cell in cells for output in cell.get("outputs", [])):
-            shown = output.get("data", {})
+            data = output.get("data", {})
             parts = (
                 output.get("text", ""),
                 output.get("traceback", ""),
-                shown.get("text/plain", ""),
+                data.get("text/plain", ""),
+                data.get("text/html", ""),
             )
-            said += [
-                "\n".join(part) if isinstance(part, list) else part
-                for part in (*parts, shown.get("text/html", ""))
-            ]
-        return "\n".join(said)
+            for part in parts:
+                texts.append("\n".join(part) if isinstance(part, list) else part)
+        return "\n".join(texts)
     except (ValueError, KeyError, TypeError, AttributeError):
         return text

@@ -1,6 +1,7 @@
 """Says what pip installs in a job: for the trainer, and for what a user's code imports, by what is
 installed here."""
 
+import itertools
 import re
 import sys
 import tomllib
@@ -52,9 +53,8 @@ def requirements(gpus: int) -> list[str]:
     """Returns the requirements that pip installs beside the job's packages on a machine with this
     number of GPUs."""
     extras = {"tensorflow": "[and-cuda]"} if gpus else {}
-    return [
-        f"{name}{extras.get(name, '')}=={version}" for name, version in versions_there().items()
-    ]
+    pins = versions_there()
+    return [f"{name}{extras.get(name, '')}=={pins[name]}" for name in pins]
 
 
 def versions_there() -> dict[str, str]:
@@ -69,26 +69,20 @@ def versions_there() -> dict[str, str]:
 
     chosen = {}
     for name, admitted in ADMITTED.items():
-        here = versions().get(name, "")
+        installed = versions().get(name, "")
         major, minor = admitted.rpartition("<")[2].split(".")
-        usable = re.fullmatch(r"[\d.]+", here) and here in SpecifierSet(admitted)
-        chosen[name] = here if usable else f"{major}.{int(minor) - 1}.*"
+        usable = re.fullmatch(r"[\d.]+", installed) and installed in SpecifierSet(admitted)
+        chosen[name] = installed if usable else f"{major}.{int(minor) - 1}.*"
     return chosen
 
 
 def about_versions() -> str:
-    """Returns, as a part of a line, where the versions of TensorFlow and Keras in a job come
-    from."""
-    unusable = " and ".join(
-        f"{name} {versions().get(name, '(missing)')}"
-        for name, chosen in versions_there().items()
-        if "*" in chosen
-    )
-    return (
-        f", the newest tried, as a job cannot have the {unusable} of this machine,"
-        if unusable
-        else ", as here,"
-    )
+    """Returns, as a part of a line, whence a job's versions of TensorFlow and Keras come."""
+    replaced = [name for name, version in versions_there().items() if "*" in version]
+    unusable = " and ".join(f"{name} {versions().get(name, '(missing)')}" for name in replaced)
+    if not unusable:
+        return ", as here,"
+    return f", the newest tried, as a job cannot have the {unusable} of this machine,"
 
 
 def _requirement(line: str) -> Any | None:
@@ -113,12 +107,9 @@ def check_requirement(line: str) -> None:
         return  # building the package says why
     name = re.sub("[-_.](cpu|gpu|intel)$", "", requirement.name.lower())
     allowed = requirement.specifier & ADMITTED.get(name, "")
-    releases = (
-        f"{major}.{minor}.{patch}"
-        for major in (2, 3)
-        for minor in range(12, 99)
-        for patch in range(20)
-    )
+    # Every release that there may be, from 2.12 on.
+    numbers = itertools.product((2, 3), range(12, 99), range(20))
+    releases = (f"{major}.{minor}.{patch}" for major, minor, patch in numbers)
     if name in ADMITTED and not any(allowed.filter(releases, prereleases=True)):
         raise UserError(
             f"requirements.txt: {line}: the trainer needs {name}{ADMITTED[name]}: drop the line, so"
@@ -137,8 +128,8 @@ def listed_requirements(folder: Path) -> list[str] | None:
         lines = listed.read_text(encoding="utf-8", errors="replace").splitlines()
         return [*filter(None, (re.split(r"(?:^|\s)#", line)[0].strip() for line in lines))]
     try:
-        about = tomllib.loads(project.read_text(encoding="utf-8")) if project.is_file() else {}
-        dependencies = about.get("project", {}).get("dependencies")
+        content = tomllib.loads(project.read_text(encoding="utf-8")) if project.is_file() else {}
+        dependencies = content.get("project", {}).get("dependencies")
         return None if dependencies is None else [*map(str, dependencies)]
     except (ValueError, TypeError, AttributeError) as error:
         raise UserError(
@@ -161,21 +152,22 @@ def canonical(name: str) -> str:
 def with_dependencies(requirements: Iterable[str]) -> set[str]:
     """Returns the canonical names of the distributions that pip installs for requirements, as far
     as is known here."""
-    found = set[str]()
+    names = set[str]()
     waiting = [*filter(None, map(_requirement, requirements))]
     while waiting:
         requirement = waiting.pop()
         name = canonical(requirement.name)
         needed: list[Any] = []
-        if name not in found:
-            found.add(name)
+        if name not in names:
+            names.add(name)
             with suppress(metadata.PackageNotFoundError):
                 needed = [*filter(None, map(_requirement, metadata.requires(name) or ()))]
         extras = [{"extra": extra} for extra in (*requirement.extras, "")]
-        waiting += [
-            line for line in needed if not line.marker or any(map(line.marker.evaluate, extras))
-        ]
-    return found
+        # A requirement counts if its marker, if any, holds without an extra or with one of these.
+        for line in needed:
+            if not line.marker or any(map(line.marker.evaluate, extras)):
+                waiting.append(line)
+    return names
 
 
 def requirements_of(
@@ -194,46 +186,49 @@ def requirements_of(
         installed here, or comes from no package index.
     """
     installed = with_dependencies(INSTALLED) if trains else set[str]()
-    known = {*present, *IN_IMAGE, *(OURS if trains else ())}
+    available = {*present, *IN_IMAGE, *(OURS if trains else ())}
     same_python = f"{sys.version_info[0]}.{sys.version_info[1]}" == PYTHON
     # by distribution, and by module
-    found = dict[str, str]()
+    lines = dict[str, str]()
     problems = dict[str, str]()
     for statement in imports:
         top = statement.top
-        if not top or top in known:
+        if not top or top in available:
             continue
-        where = f"{statement.file}, line {statement.line}, imports {top}"
+        place = f"{statement.file}, line {statement.line}, imports {top}"
+        # The distributions that have the module; of a namespace, such as google, those alone that
+        # have what is imported of it, if any has.
         names = {canonical(name): name for name in _by_module().get(top, ())}
-        if len(names) > 1:  # a namespace, such as google
+        if len(names) > 1:
             path = statement.module.replace(".", "/")
             inner = [f"{path}/{name}" for name in statement.names]
-            for places in ([path], inner):
-                starts = tuple(f"{place}{end}" for place in places for end in "./")
-                names = {
-                    short: name
-                    for short, name in names.items()
-                    if any(f"{file}".startswith(starts) for file in metadata.files(name) or ())
-                } or names
+            for modules in ([path], inner):
+                starts = tuple(f"{module}{end}" for module in modules for end in "./")
+                matching = {}
+                for short, name in names.items():
+                    if any(f"{file}".startswith(starts) for file in metadata.files(name) or ()):
+                        matching[short] = name
+                names = matching or names
         if not names and statement.certain:
-            problems[top] = f"{where}, which is not installed here"
+            problems[top] = f"{place}, which is not installed here"
+        # The line of each: its version here, unless that comes from no package index.
         for short in sorted(names.keys() - installed):
             distribution = metadata.distribution(short)
             name = names[short]
             version = distribution.version
             if short in versions_there():
-                found |= zip(versions_there(), requirements(gpus), strict=True)
+                lines |= zip(versions_there(), requirements(gpus), strict=True)
             elif not (distribution.read_text("direct_url.json") or "+" in version):
-                found[short] = f"{name}{'==' if same_python else '>='}{version}"
+                lines[short] = f"{name}{'==' if same_python else '>='}{version}"
             elif not statement.optional:
-                problems[top] = f"{where}: {name} {version} comes from no package index"
+                problems[top] = f"{place}: {name} {version} comes from no package index"
     if problems and not force:
-        lines = ", ".join([*found.values(), *(_BY_PIP.get(top, top) for top in problems)])
+        needed = ", ".join([*lines.values(), *(_BY_PIP.get(top, top) for top in problems)])
         raise UserError(
             f"{'; '.join(problems.values())}: install it here, or write a {REQUIREMENT_FILES[0]}"
-            f" beside it with all that it needs: {lines}; or use --force"
+            f" beside it with all that it needs: {needed}; or use --force"
         )
-    return [*found.values()]
+    return [*lines.values()]
 
 
 def hidden_modules(requirements: Sequence[str], present: Collection[str]) -> dict[str, str]:
@@ -244,10 +239,10 @@ def hidden_modules(requirements: Sequence[str], present: Collection[str]) -> dic
     """
     if None in map(_requirement, requirements):
         return {}
-    there = with_dependencies(requirements)
-    known = {*present, *IN_IMAGE, *OURS}
-    return {
-        top: f"{names[0]}>={metadata.version(names[0])}"
-        for top, names in _by_module().items()
-        if top not in known and not there & {*map(canonical, names)}
-    }
+    installed = with_dependencies(requirements)
+    available = {*present, *IN_IMAGE, *OURS}
+    hidden = {}
+    for top, names in _by_module().items():
+        if top not in available and not installed & {*map(canonical, names)}:
+            hidden[top] = f"{names[0]}>={metadata.version(names[0])}"
+    return hidden

@@ -72,7 +72,7 @@ class Lines(logging.Handler):
 def main() -> None:
     """Runs the script, reports what came of it, and ends the process."""
     plan = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    here = Path.cwd()
+    work = Path.cwd()
     origin = Path(plan["origin"])
     report = open(sys.argv[2], "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (to the end of the process)
     busy = False  # while a file is copied
@@ -85,27 +85,25 @@ def main() -> None:
         ):
             forbidden = True
             raise PermissionError("the check before sending starts and reaches no other program")
+        # It may read what is beside the script, which is copied first, and change only its copy.
         if busy or event not in (*_READS, *_CHANGES):
             return
-        paths = [
-            Path(os.path.abspath(part))
-            for part in arguments[:2]
-            if isinstance(part, str | os.PathLike)
-        ]
+        names = [part for part in arguments[:2] if isinstance(part, str | os.PathLike)]
+        paths = [Path(os.path.abspath(name)) for name in names]
         writes = event == "open" and bool(arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
         changes = writes or event in (*_CHANGES, "sqlite3.connect")
         for path in paths[:1] if event == "open" else paths:
             exists = path.exists()
-            outside = not path.is_relative_to(here.parent) and path.parts[1:2] != ("dev",)
+            outside = not path.is_relative_to(work.parent) and path.parts[1:2] != ("dev",)
             if changes and outside and not (event == "os.mkdir" and exists):
                 forbidden = True
                 raise PermissionError(
                     f"the check before sending writes nothing outside of its copy: {path}"
                 )
-            source = origin / path.relative_to(here) if path.is_relative_to(here) else path
+            source = origin / path.relative_to(work) if path.is_relative_to(work) else path
             if event in _READS and not writes and not exists and source.exists():
                 busy = True
-                print(json.dumps({"opened": path.relative_to(here).as_posix()}), file=report)
+                print(json.dumps({"opened": path.relative_to(work).as_posix()}), file=report)
                 copy(source, path)
                 busy = False
 
@@ -120,7 +118,8 @@ def main() -> None:
     def end() -> None:
         os._exit(0)  # whatever threads and handlers the script has left
 
-    sys.path[0] = str(here)
+    # Hides the modules that the job lacks, and watches what the script does from here on.
+    sys.path[0] = str(work)
     sys.meta_path.insert(0, Hidden(plan["hidden"]))
     sys.addaudithook(watch)
     import keras
@@ -129,10 +128,10 @@ def main() -> None:
     def naming(reads: Callable[..., Any]) -> Callable[..., Any]:
         """Returns a function that reads files outside of Python, and shows their names first."""
 
-        def call(*given: Any, **named: Any) -> Any:
-            for part in tf.nest.flatten((given, named)):
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            for part in tf.nest.flatten((arguments, keywords)):
                 watch("open", (part, "r", os.O_RDONLY))
-            return reads(*given, **named)
+            return reads(*arguments, **keywords)
 
         return call
 
@@ -144,6 +143,7 @@ def main() -> None:
         (tf.data, "FixedLengthRecordDataset"),
     ):
         setattr(holder, name, naming(getattr(holder, name)))
+    # With a proof the trainer runs the script; otherwise its first call of fit ends the process.
     sys.argv = [plan["script"], *plan["arguments"]]
     if plan["proof"]:
         sys.path.append(plan["trainer"])
@@ -158,12 +158,16 @@ def main() -> None:
             names = dict.fromkeys(("model", "data"), plan["script"])
             prove_script(TrainConfig(**names, **plan["proof"]), plan["arguments"])
         else:
-            keras.Model.fit = lambda *given, **named: end()
+            keras.Model.fit = lambda *arguments, **keywords: end()
             runpy.run_path(plan["script"], run_name="__main__")
     except BaseException as error:
         if plan["proof"] and type(error).__name__ == "UserError":
-            print(json.dumps({"refused": str(error)}), file=report)
-            end()
+            if error.__cause__ is None:
+                print(json.dumps({"refused": str(error)}), file=report)
+                end()
+            else:
+                error = error.__cause__  # what the script itself raised
+        # The module that was missing, if that is the cause of the error.
         chain: BaseException | None = error
         missing = ""
         while chain and not missing:

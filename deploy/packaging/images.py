@@ -42,30 +42,20 @@ class BuiltImage:
     def misfit(self, tier: Tier, packages: Sequence[Package]) -> str:
         """Returns why a job on `tier` with these packages cannot run in this image; "" if it
         can."""
-        differing = (
-            self.sources.items()
-            ^ {
-                package.name: package.digest
-                for package in packages
-                if not isinstance(package, CodeArchive)
-            }.items()
-        )
-        if differing:
-            return (
-                f"has other sources of {', '.join(sorted({name for name, _ in differing}))} than"
-                " this folder"
-            )
-        return (
-            "has no CUDA"
-            if tier.accelerators and self.tensorflow and "cuda" not in self.tensorflow
-            else ""
-        )
+        wheels = [package for package in packages if not isinstance(package, CodeArchive)]
+        digests = {package.name: package.digest for package in wheels}
+        if differing := self.sources.items() ^ digests.items():
+            names = ", ".join(sorted({name for name, _ in differing}))
+            return f"has other sources of {names} than this folder"
+        without_cuda = self.tensorflow and "cuda" not in self.tensorflow
+        return "has no CUDA" if tier.accelerators and without_cuda else ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Image:
-    """Holds the image that a job runs in. `uri`: its address; empty if the tier's file names the
-    images.
+    """Holds the image that a job runs in.
+
+    `uri`: its address; empty if the tier's file names the images.
 
     `plain`: the image has none of the job's packages, which each start of a worker installs;
         otherwise it has them all. `ready`: a plain one has what these packages require. `built`: it
@@ -88,8 +78,10 @@ class Image:
 def choose_image(
     tier: Tier, image: str, built: BuiltImage | None, packages: Sequence[Package]
 ) -> Image:
-    """Returns the image of a job on `tier`. `image`: the value of --image=; `built`: the image
-    built in this folder."""
+    """Returns the image of a job on `tier`.
+
+    `image`: the value of --image=; `built`: the image built in this folder.
+    """
     kind, _, uri = image.partition(":")
     if kind == AUTO and uri:
         about = (
@@ -143,8 +135,10 @@ def remember(image: BuiltImage) -> None:
 
 
 def remembered() -> BuiltImage | None:
-    """Returns the image that was built in this folder, None without one. Raises UserError for a
-    damaged record."""
+    """Returns the image that was built in this folder, None without one.
+
+    Raises UserError for a damaged record.
+    """
     try:
         return BuiltImage(**json.loads(IMAGE_RECORD.read_text(encoding="utf-8")))
     except (FileNotFoundError, NotADirectoryError):
@@ -209,10 +203,12 @@ def write_start(task: dict[str, Any], plan: Mapping[str, Any], gpus: int, bucket
 
 
 def set_variables(task: dict[str, Any], variables: Mapping[str, str], *, replace: bool) -> None:
-    """Adds environment variables to a task of a spec. `replace`: they win over the task's own of
-    the same names."""
-    own = {variable["name"]: variable.get("value", "") for variable in task.get("env", [])}
-    values = {**own, **variables} if replace else {**variables, **own}
+    """Adds environment variables to a task of a spec.
+
+    `replace`: they win over the task's own of the same names.
+    """
+    of_task = {variable["name"]: variable.get("value", "") for variable in task.get("env", [])}
+    values = {**of_task, **variables} if replace else {**variables, **of_task}
     task["env"] = [{"name": name, "value": value} for name, value in values.items()]
 
 

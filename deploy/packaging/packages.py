@@ -63,11 +63,11 @@ setup(
 
 @dataclasses.dataclass(frozen=True)
 class Package:
-    """Holds the sources of a wheel. `name`: that of its import; `files`: their contents, by path in
-    the clean copy.
+    """Holds the sources of a wheel.
 
-    Files are read in pieces when they are hashed and copied, since a package may be larger than the
-    memory.
+    `name`: that of its import; `files`: their contents, by path in the clean copy.
+
+    Files are hashed and copied block by block, since a package may be larger than the memory.
     """
 
     name: str
@@ -171,12 +171,12 @@ class CodeArchive(Package):
         out.mkdir()
         with zipfile.ZipFile(out / self.wheel, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, content in sorted(self.files.items()):
-                about = zipfile.ZipInfo(name, _EARLIEST)
-                about.compress_type = zipfile.ZIP_DEFLATED
-                about.external_attr = 0o644 << 16
+                entry = zipfile.ZipInfo(name, _EARLIEST)
+                entry.compress_type = zipfile.ZIP_DEFLATED
+                entry.external_attr = 0o644 << 16
                 with (
                     _opened(content) as source,
-                    archive.open(about, "w", force_zip64=True) as target,
+                    archive.open(entry, "w", force_zip64=True) as target,
                 ):
                     shutil.copyfileobj(source, target)
 
@@ -213,9 +213,11 @@ def user_package(
     `address` is neither, or for what must not or cannot be shipped.
     """
     path = expanded(address).resolve()
-    alone = path.suffix == ".py" and path.is_file()
-    name, first = (path.stem, path.name) if alone else (path.name, f"{path.name}/__init__.py")
-    if not (path.parent / first).is_file():
+    # What Python imports, one module or the __init__.py of a folder, and whether it may be shipped.
+    is_module = path.suffix == ".py" and path.is_file()
+    name = path.stem if is_module else path.name
+    imported = path.name if is_module else f"{path.name}/__init__.py"
+    if not (path.parent / imported).is_file():
         advice = "such as my_models with an __init__.py, or one module, such as mine.py"
         if inside := sorted(path.glob("*/__init__.py")):
             advice = f"did you mean {address}/{inside[0].parent.name}?"
@@ -228,21 +230,22 @@ def user_package(
     if name in ("trainer", "deploy") or canonical(name) == canonical(TRAINER):
         raise UserError(f"package={address}: {name} is a name of this project: rename your package")
     sources = user_sources(path, most_mb, include=include)
-    if first not in sources.files:
+    if imported not in sources.files:
         raise UserError(
             f"package={address}: git or .gcloudignore ignores its __init__.py: nothing would go"
             " along"
         )
+    # What pip installs with it.
     tops = sorted({file.partition("/")[0] for file in sources.files})
-    requires = listed_requirements(path.parent if alone else path)
+    requires = listed_requirements(path.parent if is_module else path)
     about = f"ships {name}: {sources}"
     if requires is None:
-        requires = requirements_of(
-            sources.imports, {Path(top).stem for top in tops}, trains=True, force=force
-        )
+        present = {Path(top).stem for top in tops}
+        requires = requirements_of(sources.imports, present, trains=True, force=force)
         about += f"; pip installs {' '.join(requires)} for it" if requires else ""
     for line in requires:
         check_requirement(line)
+    # The data that its sources name, and the setup.py of its wheel.
     data = named_data(sources, Path.cwd(), most_mb, force=force)
     about += f"; its folder there has {', '.join(sorted(data))}" if data else ""
     modules = [Path(top).stem for top in tops if top.endswith(".py")]
@@ -257,12 +260,9 @@ def user_package(
 def packages_with(
     folder: str, most_mb: float = MOST_MB, include: Sequence[str] = (), *, force: bool = False
 ) -> list[Package]:
-    """Returns the packages of a job: the user's package in `folder`, unless that is empty, and then
-    the trainer."""
-    return [
-        *([user_package(folder, most_mb, include, force=force)] if folder else []),
-        trainer_package(),
-    ]
+    """Returns the packages of a job: that in `folder`, unless this is "", and the trainer."""
+    own = [user_package(folder, most_mb, include, force=force)] if folder else []
+    return [*own, trainer_package()]
 
 
 def write_copy(package: Package, folder: Path) -> None:

@@ -90,8 +90,7 @@ def script_sources(
     *,
     force: bool = False,
 ) -> Sources:
-    """Returns the files of a script's `folder` that its job gets: what of it the script `program`
-    reaches.
+    """Returns the files of a script's `folder` that its job gets: those that `program` reaches.
 
     That are the modules that it imports, what these and `words`, its arguments, name
     (`_named_files`), and what it `opened` when it was tried. `include`: paths and patterns of other
@@ -105,19 +104,20 @@ def script_sources(
             " there"
         )
     trees = _reached(folder, program)
-    named = [(text, place) for name, tree in trees.items() for text, place in _texts(name, tree)]
-    named += [(word.partition("=")[2] or word, "an argument") for word in words]
-    named += [(text, "") for text in (*REQUIREMENT_FILES, *include, *opened)]
-    files = _named_files(f"script={program}", folder, named, most_mb, force=force)
+    # Texts that may name files, each with its place.
+    texts: list[tuple[str, str]] = []
+    for name, tree in trees.items():
+        texts += _texts(name, tree)
+    texts += [(word.partition("=")[2] or word, "an argument") for word in words]
+    texts += [(text, "") for text in (*REQUIREMENT_FILES, *include, *opened)]
+    files = _named_files(f"script={program}", folder, texts, most_mb, force=force)
     files |= {name: folder / name for name in trees}
+    # What is beside these and stays here.
     shipped = {name.partition("/")[0] for name in files}
-    beside = [
-        path
-        for path in sorted(folder.iterdir())
-        if path.name[0] != "." and path.name != "__pycache__"
-    ]
-    stays = [path.name + "/" * path.is_dir() for path in beside if path.name not in shipped]
-    return _checked(files, stays, folder, most_mb)
+    beside = [path for path in sorted(folder.iterdir()) if path.name[0] != "."]
+    rest = [path for path in beside if path.name not in {*shipped, "__pycache__"}]
+    left_out = [path.name + "/" * path.is_dir() for path in rest]
+    return _checked(files, left_out, folder, most_mb)
 
 
 def _reached(folder: Path, program: str) -> dict[str, ast.Module]:
@@ -138,13 +138,11 @@ def named_data(
     Raises UserError as `script_sources` does.
     """
     modules = {name: path for name, path in sources.files.items() if path.suffix == ".py"}
-    named = [
-        found
-        for name, path in modules.items()
-        for found in _texts(name, parse_source(path.read_bytes(), name))
-    ]
+    texts: list[tuple[str, str]] = []
+    for name, path in modules.items():
+        texts += _texts(name, parse_source(path.read_bytes(), name))
     subject = f"package={min(modules, default='')}"
-    files = _named_files(subject, folder, named, most_mb, force=force)
+    files = _named_files(subject, folder, texts, most_mb, force=force)
     data = {name: path for name, path in files.items() if path.suffix != ".py"}
     return {**_checked(data, [], folder, most_mb).files}
 
@@ -154,13 +152,13 @@ _SYSTEM = {"bin", "dev", "etc", "gcs", "lib", "lib64", "opt", "proc", "run", "sb
 
 
 def _named_files(
-    subject: str, folder: Path, named: Iterable[tuple[str, str]], most_mb: float, *, force: bool
+    subject: str, folder: Path, texts: Iterable[tuple[str, str]], most_mb: float, *, force: bool
 ) -> dict[str, Path]:
     """Returns the files in `folder` that texts name, each text with its place, by path in the
     folder.
 
     Each names a file, a folder, whose files all count, or a pattern of them. What is hidden or
-    `_is_made` stays, and what the folder's .gcloudignore names unless the text has no place.
+    `_is_generated` stays, and what the folder's .gcloudignore names unless the text has no place.
     Raises UserError as `script_sources` does, in words that begin with `subject`.
     """
     from pathspec import GitIgnoreSpec
@@ -168,9 +166,10 @@ def _named_files(
     rules = GitIgnoreSpec.from_lines(_ignore_lines(folder, (".gcloudignore",)))
     files = dict[str, Path]()
     sizes = dict[tuple[str, str], int]()
-    for text, place in named:
+    for text, place in texts:
         if not text or len(text) > 255 or not text.isprintable():
             continue
+        # A path outside of the folder is no path on the job's machines.
         relative = os.path.normpath(os.path.expanduser(text))
         if os.path.isabs(relative) or relative.startswith(".."):
             outside = Path(os.path.normpath(folder / relative))
@@ -187,6 +186,7 @@ def _named_files(
                     f" {advice}; or use --force"
                 )
             continue
+        # The files that it names, or whose folder, or by a pattern.
         pattern = set("*?[") & set(relative) and re.search(r"[^\W_]", relative)
         for inner in (
             sorted(glob.glob(relative, root_dir=folder, recursive=True)) if pattern else [relative]
@@ -197,11 +197,11 @@ def _named_files(
                 continue
             if place and rules.match_file(inner + "/" * is_folder):
                 continue
-            found = [path] if os.path.isfile(path) else []
-            if is_folder and not _is_made(path):
-                found = [*_walk(path, folder, lambda file, is_folder: False, [])]
-            files |= {file.relative_to(folder).as_posix(): file for file in found}
-            sizes[text, place] = sum(file.stat().st_size for file in found)
+            matches = [path] if os.path.isfile(path) else []
+            if is_folder and not _is_generated(path):
+                matches = [*_walk(path, folder, lambda file, is_folder: False, [])]
+            files |= {file.relative_to(folder).as_posix(): file for file in matches}
+            sizes[text, place] = sum(file.stat().st_size for file in matches)
     size = sum(path.stat().st_size for path in files.values())
     if size > most_mb * MB:
         text, place = max(sizes, key=lambda name: sizes[name])
@@ -231,23 +231,18 @@ _WRITERS = {
 }
 
 
+_WRITE_MODE = re.compile(r"'[bt+]*[wax][bt+]*'")  # of open, as it stands in the source
+
+
 def _texts(name: str, tree: ast.Module) -> Iterator[tuple[str, str]]:
     """Yields the texts in a source that may be paths which it reads, each with its place."""
+    # What stands in a call that writes is not read.
     written = set[int]()
     for call in ast.walk(tree):
         if isinstance(call, ast.Call):
-            function = (
-                call.func.attr
-                if isinstance(call.func, ast.Attribute)
-                else getattr(call.func, "id", "")
-            )
-            modes = [
-                ast.unparse(mode)
-                for mode in [*call.args[1:2], *(word.value for word in call.keywords)]
-            ]
-            opens = function == "open" and any(
-                re.fullmatch(r"'[bt+]*[wax][bt+]*'", mode) for mode in modes
-            )
+            function = getattr(call.func, "attr", getattr(call.func, "id", ""))
+            modes = [*call.args[1:2], *(word.value for word in call.keywords)]
+            opens = function == "open" and any(map(_WRITE_MODE.fullmatch, map(ast.unparse, modes)))
             if opens or function in _WRITERS or function.startswith(("save_", "to_", "write_")):
                 written |= {id(part) for part in ast.walk(call)}
     for node in ast.walk(tree):
@@ -255,9 +250,9 @@ def _texts(name: str, tree: ast.Module) -> Iterator[tuple[str, str]]:
             continue
         # f"data/part-{number}.csv" is the pattern data/part-*.csv
         if isinstance(node, ast.JoinedStr):
-            parts = [
-                str(part.value) if isinstance(part, ast.Constant) else "*" for part in node.values
-            ]
+            parts = []
+            for part in node.values:
+                parts.append(str(part.value) if isinstance(part, ast.Constant) else "*")
             yield "".join(parts), f"{name}, line {node.lineno}"
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value, f"{name}, line {node.lineno}"
@@ -271,18 +266,21 @@ def _copied(path: Path) -> str:
 
 def _unreadable(name: str, error: Exception) -> UserError:
     """Returns the error of a source without a syntax tree."""
-    place = (
-        f"{error.filename or name}, line {error.lineno}" if isinstance(error, SyntaxError) else name
-    )
-    problem = error.msg if isinstance(error, SyntaxError) else reason(error)
+    place = name
+    problem = reason(error)
+    if isinstance(error, SyntaxError):
+        place = f"{error.filename or name}, line {error.lineno}"
+        problem = error.msg
     return UserError(f"package: {place}: {problem}: the job could not import it: fix it")
 
 
 def _checked(
     files: Mapping[str, Path], left_out: Sequence[str], top: Path, most_mb: float
 ) -> Sources:
-    """Returns files that may go along. Raises UserError as `user_sources` does. `top`: has the
-    .gcloudignore."""
+    """Returns files that may go along.
+
+    Raises UserError as `user_sources` does. `top`: has the .gcloudignore.
+    """
     sizes = {name: path.stat().st_size for name, path in files.items()}
     size = sum(sizes.values())
     if size > most_mb * MB:
@@ -293,11 +291,9 @@ def _checked(
             " in .gcloudignore and read them from a bucket, or allow it with"
             f" --max_package_mb={size / MB + 1:.0f}"
         )
-    allowed = {
-        top / line.removeprefix(ALLOW).strip()
-        for line in _ignore_lines(top)
-        if line.startswith(ALLOW)
-    }
+    # No credentials, but in files that the user calls harmless.
+    lines = [line for line in _ignore_lines(top) if line.startswith(ALLOW)]
+    allowed = {top / line.removeprefix(ALLOW).strip() for line in lines}
     findings = list[tuple[str, str]]()
     scanned = 0
     for name, path in files.items():
@@ -307,14 +303,15 @@ def _checked(
             findings += [(name, finding) for finding in find_credentials(path, as_text=as_text)]
     if findings:
         inner = files[findings[0][0]].relative_to(top).as_posix()
-        named = "; ".join(f"{name}, {finding}" for name, finding in findings)
+        listed = "; ".join(f"{name}, {finding}" for name, finding in findings)
         raise UserError(
-            f"package: these look like credentials: {named}: they would be stored in the bucket and"
-            " in the job, whose account needs no key: read them from a variable that"
+            f"package: these look like credentials: {listed}: they would be stored in the bucket"
+            " and in the job, whose account needs no key: read them from a variable that"
             " --secret=NAME=projects/P/secrets/S/versions/latest sets, move them out of the"
             f" folder, or name the files in .gcloudignore. What is harmless: a line {ALLOW}{inner}"
             f" in {top.name}/.gcloudignore, or in the line itself # pragma: allowlist secret"
         )
+    # Nothing that is left out is imported.
     imports: list[Import] = []
     for name, path in files.items():
         if path.suffix == ".py":
@@ -377,7 +374,7 @@ def _walk(
                 is_folder or not path.resolve().is_relative_to(folder.resolve())
             )
             is_source = (is_folder or path.is_file()) and path.suffix != ".ipynb"
-            if leaves_folder or _is_made(path) or not is_source or ignored(path, is_folder):
+            if leaves_folder or _is_generated(path) or not is_source or ignored(path, is_folder):
                 left_out.append(path.relative_to(top).as_posix() + "/" * is_folder)
             elif is_folder:
                 waiting.append(path)
@@ -385,7 +382,7 @@ def _walk(
                 yield path
 
 
-def _is_made(folder: Path) -> bool:
+def _is_generated(folder: Path) -> bool:
     """Returns whether programs write the folder: a virtual environment, and what this package
     writes here."""
     ours = (Path("runs").resolve(), Path("dist").resolve())

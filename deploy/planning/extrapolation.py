@@ -126,23 +126,24 @@ def extrapolate(
                 alike.append(run)
         if not alike:
             continue
-        used, step, explanation = _step_on(tier, alike, config)
-        for each in used:
-            row = each.row
-            on = f"{row.steps} steps on {row.devices} x {row.kind}"
-            sources[f"the short run of {row.tier} is {each.run.folder}: {on}"] = None
+        basis, step, explanation = _step_on(tier, alike, config)
+        for measurement in basis:
+            row = measurement.row
+            length = f"{row.steps} steps on {row.devices} x {row.kind}"
+            sources[f"the short run of {row.tier} is {measurement.run.folder}: {length}"] = None
         assumptions.append(f"{tier.name}: {explanation}")
-        if used[0].row.kind in ("CPU", "GPU"):  # devices without a model name
+        if basis[0].row.kind in ("CPU", "GPU"):  # devices without a model name
             assumptions.append(
-                f"{tier.name}: the {used[0].row.kind} of the short run is taken for {tier.kind}"
+                f"{tier.name}: the {basis[0].row.kind} of the short run is taken for {tier.kind}"
             )
         # The job takes its start-up, all its steps, and what else the short run took (saving,
         # evaluation), which may grow with the steps. An epoch has as many steps as in the short run
         # only if that had the same batch.
-        short = used[0].run
-        row = used[0].row
+        short = basis[0].run
+        row = basis[0].row
         steps = (
-            config.steps or (config.epochs or 1) * (short.steps_per_epoch or 0) * used[0].same_batch
+            config.steps
+            or (config.epochs or 1) * (short.steps_per_epoch or 0) * basis[0].same_batch
         )
         if not steps:
             raise UserError(
@@ -151,11 +152,11 @@ def extrapolate(
             )
         start = short.startup_seconds or 0.0
         trained = (short.steps or 0) * row.step_seconds.median
-        rest = max(0.0, (short.wall_seconds or 0.0) - start - trained)
+        other = max(0.0, (short.wall_seconds or 0.0) - start - trained)
         longer = max(1.0, steps / (short.steps or steps))
         total = START_DOUBT.times(start).plus(step.times(steps))
-        total = total.plus(Interval(rest, rest, rest * longer))
-        names = " and ".join(run.row.tier for run in used)
+        total = total.plus(Interval(other, other, other * longer))
+        names = " and ".join(run.row.tier for run in basis)
         estimates.append(Extrapolation(tier.name, names, total, step))
     always = (
         "the time to get machines and to start a container is not included",
@@ -181,6 +182,7 @@ def _read(row: TierSummary, config: TrainConfig, planned_rows: set[float]) -> _M
     """
     run = min((run for run in row.group.runs if run.timed), key=lambda run: run.state != "done")
     batch = run.config.get("global_batch_size", config.global_batch_size)
+    # How many rows each of its micro-batches had.
     micro_batches = (
         (run.config.get("virtual_replicas") or 0) / row.devices
         or run.config.get("micro_batches")
@@ -188,23 +190,18 @@ def _read(row: TierSummary, config: TrainConfig, planned_rows: set[float]) -> _M
     )
     rows = batch / row.devices / micro_batches
     may_differ = ("global_batch_size", "micro_batches") if rows in planned_rows else ()
-    differing = {
-        name: both
-        for name, both in changed_settings(run.config, config).items()
-        if name not in may_differ
-    }
-    if differing:
-        name, (there, here) = next(iter(differing.items()))
-        raise UserError(
-            f"{run.folder} was trained with other settings ({name}: {there!r} there, {here!r}"
-            " here): give the flags of the full job, only steps or epochs may differ, and the"
-            " batch if a micro-batch has the same rows"
-        )
+    for name, (of_run, planned) in changed_settings(run.config, config).items():
+        if name not in may_differ:
+            raise UserError(
+                f"{run.folder} was trained with other settings ({name}: {of_run!r} there,"
+                f" {planned!r} here): give the flags of the full job, only steps or epochs may"
+                " differ, and the batch if a micro-batch has the same rows"
+            )
     measured = Interval(row.step_seconds.low, row.step_seconds.median, row.step_seconds.high)
     step = measured.times(config.global_batch_size / batch)
-    planned = (config.global_batch_size, config.micro_batches_on(row.devices))
-    same = (batch, micro_batches) == planned
-    return _Measured(row.devices, rows, step.middle, row, run, step, same)
+    planned_batches = (config.global_batch_size, config.micro_batches_on(row.devices))
+    same_batch = (batch, micro_batches) == planned_batches
+    return _Measured(row.devices, rows, step.middle, row, run, step, same_batch)
 
 
 def _step_on(

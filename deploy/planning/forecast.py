@@ -49,8 +49,10 @@ class PricedEstimate:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Holds the forecast of a tier. `problems`: why a number is missing or the run cannot work, one
-    line each."""
+    """Holds the forecast of a tier.
+
+    `problems`: why a number is missing or the run cannot work, one line each.
+    """
 
     tier: str
     strategy: str  # the scheduling strategy that the tier's file names
@@ -83,8 +85,9 @@ def forecast(
     *,
     plain: bool = True,
 ) -> Forecast:
-    """Returns the forecast of a run on a tier. Its times are those of `extrapolation`; without
-    that, the plan's.
+    """Returns the forecast of a run on a tier.
+
+    Its times are those of `extrapolation`; without that, the plan's.
 
     plain: the job's image is a plain Python, in which each start installs the packages.
     """
@@ -95,6 +98,7 @@ def forecast(
         rows = config.rows_per_replica(tier.devices)
     except UserError as error:
         problems.append(str(error))
+    # Whether it fits the memory of the devices, and the data those of the machines.
     fit = fit_on(plan, config, tier, table) if rows else None
     too_large = fit is not None and fit.verdict == TOO_LARGE
     if rows and fit is None:
@@ -102,6 +106,7 @@ def forecast(
     if fit and too_large:
         problems.append(f"does not fit: {fit.words}")
     problems += host_problems(plan, tier, table)
+    # The time of a step: of runs that were measured, else by the plan, on GPUs by its graph.
     step = None
     seconds = None
     basis = ""
@@ -144,11 +149,12 @@ def forecast(
             seconds = step.times(steps).plus(START_SECONDS)
         else:
             basis = ""
+    # The hours and the cost under each strategy that has a price.
     installing = INSTALL_DOUBT.times(install_seconds(tier.accelerators) if plain else 0.0)
     estimates: list[PricedEstimate] = []
     if step and seconds and not too_large:
-        every = (config.checkpoint_every_steps, config.checkpoint_every_minutes)
-        lost = lost_by_preemption(step.middle, *every, seconds.middle)
+        intervals = (config.checkpoint_every_steps, config.checkpoint_every_minutes)
+        lost = lost_by_preemption(step.middle, *intervals, seconds.middle)
         estimates = list(priced_estimates(tier, seconds.plus(installing), lost))
         usd = tier.usd_by_strategy
         unknown = [STRATEGIES[strategy] for strategy in usd if usd[strategy] is None]

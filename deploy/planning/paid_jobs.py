@@ -64,11 +64,9 @@ def cost_lines(jobs: Iterable[Job]) -> list[str]:
                 # --max_cost sets a timeout of whole seconds, whose cost is lower by less than the
                 # price of a second.
                 second = priced.usd_per_hour / 3600
-                limit = (
-                    "--max_cost"
-                    if max_cost is not None and tier.most_usd > max_cost - second
-                    else "--timeout"
-                )
+                limit = "--timeout"
+                if max_cost is not None and tier.most_usd > max_cost - second:
+                    limit = "--max_cost"
                 stopped = (
                     f"and the job is stopped at {tier.most_usd:.2f} USD: raise {limit}, or train"
                     " fewer steps"
@@ -91,9 +89,8 @@ def estimate(job: Job) -> PricedEstimate | None:
 def planned_usd(jobs: Iterable[Job]) -> list[tuple[float, float] | None]:
     """Returns the lower and the upper end of each job's cost in USD by its plan, in the form of
     `cost_confirmation`."""
-    return [
-        (priced.usd.low, priced.usd.high) if (priced := estimate(job)) else None for job in jobs
-    ]
+    estimates = map(estimate, jobs)
+    return [(priced.usd.low, priced.usd.high) if priced else None for priced in estimates]
 
 
 def _prove(work: Training) -> None:
@@ -112,8 +109,9 @@ def _prove(work: Training) -> None:
         or config.allow_replica_dependence
     ):
         return
-    here = not work.overrides.folder or Path(work.overrides.folder).samefile(".")
-    if here and not any(place.startswith(("gs://", "/gcs/")) for place in config.inputs.values()):
+    code_is_here = not work.overrides.folder or Path(work.overrides.folder).samefile(".")
+    remote = [path for path in config.inputs.values() if path.startswith(("gs://", "/gcs/"))]
+    if code_is_here and not remote:
         _proof_of(tuple(work.overrides.without("job_dir", "expect_devices").arguments()))
     else:
         say(
@@ -153,12 +151,13 @@ def paid_job(
         # The trainer's default, a GAN on digits, is for trying things out: a flag or the tier's
         # file names paid work.
         arguments = task_of(tier.spec["workerPoolSpecs"][0]).get("args", [])
-        in_file = {argument.partition("=")[0].removeprefix("--") for argument in arguments}
-        if not {"recipe", "model"} & {*work.overrides.values, *in_file}:
+        flags = {argument.partition("=")[0].removeprefix("--") for argument in arguments}
+        if not {"recipe", "model"} & {*work.overrides.values, *flags}:
             raise UserError(
                 "recipe is missing: a job is paid for: name what it trains, by --recipe= or"
                 " --model="
             )
+    # What the image of --image=auto has is known once the job is.
     if options.image == AUTO:
         plain = Job(work, gcp, options, submission, code)
         image, about = automatic_image(gcp, plain.requirements)
@@ -189,13 +188,11 @@ def paid_job(
             " other"
         )
     if factor and not priced:
-        instead = (
-            "--plan makes one"
-            if isinstance(work, Training)
-            else "a script has none: use --max_cost"
-        )
+        advice = "a script has none: use --max_cost"
+        if isinstance(work, Training):
+            advice = "--plan makes one"
         raise UserError(
-            f"stop_if_over={factor:g}: there is no plan of the time on {tier.name}: {instead}"
+            f"stop_if_over={factor:g}: there is no plan of the time on {tier.name}: {advice}"
         )
     if priced:
         hours = min(priced.hours.high, priced.usd.high / priced.usd_per_hour)
@@ -217,8 +214,8 @@ def memory_lines(works: Iterable[Workload], *, force: bool) -> list[str]:
     lines = []
     for training in (work for work in works if isinstance(work, Training)):
         tier = training.tier
-        known = cached_plan(training.config)
-        fit = fit_on(known, training.config, tier, load_machines()) if known else None
+        plan = cached_plan(training.config)
+        fit = fit_on(plan, training.config, tier, load_machines()) if plan else None
         if fit:
             verdict = {
                 FITS: "fits",
@@ -228,7 +225,7 @@ def memory_lines(works: Iterable[Workload], *, force: bool) -> list[str]:
             line = f"{verdict} the memory: it {fit.words}"
         else:
             missing = "the memory of its devices is not in the table of machines"
-            why = missing if known else "--plan measures it (some steps on this CPU)"
+            why = missing if plan else "--plan measures it (some steps on this CPU)"
             line = f"whether it fits the memory is not known: {why}"
         if fit and fit.verdict == TOO_LARGE and not force:
             raise UserError(

@@ -58,6 +58,7 @@ def answers(
         `in_bfloat16`: as `offers`, at that precision.
     """
     offers = likely(offers)
+    # Of one tier whether it fits; of several, why there is no offer.
     if len(forecasts) == 1 and (fit := forecasts[0].fit):
         verdict = {FITS: "yes", TOO_LARGE: "no"}.get(fit.verdict, "perhaps")
         text = f"{verdict}: needs {fit.gib} GiB; up to a batch of {fit.largest_batch:,}"
@@ -71,31 +72,32 @@ def answers(
             largest = f"the largest global batch that fits is {batch:,}, on {tier}"
             yield Answer("fits?", f"no tier: {largest}")
             return
-        others = [each for each in forecasts if not each.fit or each.fit.verdict != TOO_LARGE]
-        for each in others[:MOST_REASONS]:
-            yield from (Answer(each.tier, problem) for problem in each.problems[:1])
+        may_fit = [item for item in forecasts if not item.fit or item.fit.verdict != TOO_LARGE]
+        for forecast in may_fit[:MOST_REASONS]:
+            yield from (Answer(forecast.tier, problem) for problem in forecast.problems[:1])
         return
+    # The best within the limits of the user, and without them.
     cheapest = _best(offers, usd_of, hours_of)
     fastest = _best(offers, hours_of, usd_of)
     if within_hours is not None:
-        least = span(min(offer.hours.low for _, offer in offers))
-        none = f"none: the fastest takes at least {least}"
+        shortest = span(min(offer.hours.low for _, offer in offers))
+        none = f"none: the fastest takes at least {shortest}"
         within = _best_within(offers, attrgetter("hours_until_end"), within_hours, usd_of)
         yield Answer(f"within {span(within_hours)}", within or none)
     if budget_usd is not None:
-        least = dollars(min(offer.usd.low for _, offer in offers))
-        none = f"none: the cheapest costs at least {least} USD"
+        lowest = dollars(min(offer.usd.low for _, offer in offers))
+        none = f"none: the cheapest costs at least {lowest} USD"
         within = _best_within(offers, usd_of, budget_usd, hours_of)
         yield Answer(f"for {dollars(budget_usd)} USD", within or none)
     yield Answer("cheapest", _line(cheapest))
     yield Answer("fastest", _line(fastest))
     if in_bfloat16:
-        other, offer = _best(likely(in_bfloat16), usd_of, hours_of)
+        forecast, offer = _best(likely(in_bfloat16), usd_of, hours_of)
         cheaper = EQUAL * offer.usd.middle < cheapest[1].usd.middle
-        if cheaper and other.tier != cheapest[0].tier:
-            cost = f"{offer.usd.text(dollars, ' USD')} on {other.tier}, {time_of(offer)}"
+        if cheaper and forecast.tier != cheapest[0].tier:
+            cost = f"{offer.usd.text(dollars, ' USD')} on {forecast.tier}, {time_of(offer)}"
             yield Answer("16 bits", f"{cost}, by --precision=mixed_bfloat16")
-    untimed = Counter(each.problems[:1] for each in forecasts if not each.step)
+    untimed = Counter(item.problems[:1] for item in forecasts if not item.step)
     for problems, count in untimed.items():
         if problems and 2 * count >= len(forecasts):
             yield Answer("not timed", f"{count} tiers: {problems[0]}")
@@ -114,6 +116,7 @@ def answers(
             gain = f"{faster:.1f} x as fast as {few.tier} for {dearer:.1f} x the money"
             yield Answer(f"{many.devices} GPUs?", f"{pays}: {many.tier} is {gain}")
             break
+    # Of what the time of the cheapest consists, and how sure it is.
     forecast, _ = cheapest
     if forecast.step and forecast.seconds:
         training = forecast.step.middle * forecast.steps
@@ -134,25 +137,23 @@ def answers(
         yield Answer("here", f"on this CPU: {span(here_hours)}, 0 USD")
 
 
-def _best(offers: Sequence[Choice], measure: Measure, other: Measure) -> Choice:
-    """Returns the choice with the lowest `measure` by its middle; among those within EQUAL, the
-    lowest `other`."""
-    least = min(measure(offer).middle for _, offer in offers)
-    equal = [choice for choice in offers if measure(choice[1]).middle <= EQUAL * least]
-    return min(equal, key=lambda choice: other(choice[1]).middle)
+def _best(offers: Sequence[Choice], measure: Measure, tie_breaker: Measure) -> Choice:
+    """Returns the choice with the lowest `measure`; within EQUAL of it `tie_breaker` decides."""
+    lowest = min(measure(offer).middle for _, offer in offers)
+    equal = [choice for choice in offers if measure(choice[1]).middle <= EQUAL * lowest]
+    return min(equal, key=lambda choice: tie_breaker(choice[1]).middle)
 
 
-def _best_within(offers: Sequence[Choice], limited: Measure, most: float, measure: Measure) -> str:
-    """Returns the line of the choice with the lowest `measure` whose `limited` value is at most
-    `most`.
+def _best_within(offers: Sequence[Choice], limited: Measure, limit: float, measure: Measure) -> str:
+    """Returns the line of the choice with the lowest `measure` whose `limited` is within `limit`.
 
     If no choice is surely within the limit, it is one that perhaps is, by its middle, or else the
     closest of those whose low end is within; "" if there is none.
     """
     for end, doubt in (("high", ""), ("middle", "perhaps ")):
-        if within := [choice for choice in offers if getattr(limited(choice[1]), end) <= most]:
+        if within := [choice for choice in offers if getattr(limited(choice[1]), end) <= limit]:
             return doubt + _line(_best(within, measure, limited))
-    within = [choice for choice in offers if limited(choice[1]).low <= most]
+    within = [choice for choice in offers if limited(choice[1]).low <= limit]
     return f"unlikely {_line(_best(within, limited, measure))}" if within else ""
 
 

@@ -40,8 +40,10 @@ class Interval:
         return self.product(Interval(factor, factor, factor))
 
     def plus(self, other: Interval) -> Interval:
-        """Returns the sum. Its ends are the sums of the ends, since both numbers may err in the
-        same direction."""
+        """Returns the sum.
+
+        Its ends are the sums of the ends, since both numbers may err in the same direction.
+        """
         return Interval(self.low + other.low, self.middle + other.middle, self.high + other.high)
 
     def product(self, other: Interval) -> Interval:
@@ -99,9 +101,8 @@ class GpuConstants:
 def read_constants(path: Path = FILE) -> GpuConstants:
     """Reads the constants from a JSON file. Raises TypeError for missing or unknown names."""
     content = json.loads(path.read_text(encoding="utf-8"))
-    return GpuConstants(
-        **content | {way: TimeFormula(**content[way]) for way in ("plain", "compiled")}
-    )
+    formulas = {kind: TimeFormula(**content[kind]) for kind in ("plain", "compiled")}
+    return GpuConstants(**content | formulas)
 
 
 CONSTANTS = read_constants()
@@ -182,13 +183,10 @@ def step_seconds(
     # XLA made no measured step slower, so the faster prediction counts
     if is_compiled(plan, config, devices):
         formulas.append(CONSTANTS.compiled)
-    parts = [
-        (
-            micro_batches * device_seconds(work, rows, rates, kind, formula),
-            host_seconds(work, micro_batches, formula),
-        )
-        for formula in formulas
-    ]
+    parts = []
+    for formula in formulas:
+        on_device = micro_batches * device_seconds(work, rows, rates, kind, formula)
+        parts.append((on_device, host_seconds(work, micro_batches, formula)))
     device, host = min(parts, key=sum)
     # Only steps on one GPU of this card with TF32 were measured; all others are inferred, with a
     # wider interval.
@@ -226,8 +224,9 @@ def cpu_step_seconds(
     if work is None or not machine.vcpus or config.precision.startswith("mixed"):
         return None
     micro_batches = config.micro_batches_on(workers)
-    here = micro_batches * plan.cpu.seconds.at(config.global_batch_size / workers / micro_batches)
-    step = CPU_DOUBT.product(ideal_to_no_gain(plan.cpu.cores / machine.vcpus)).times(here)
+    rows = config.global_batch_size / workers / micro_batches
+    measured = micro_batches * plan.cpu.seconds.at(rows)
+    step = CPU_DOUBT.product(ideal_to_no_gain(plan.cpu.cores / machine.vcpus)).times(measured)
     if workers > 1:
         step = step.plus(SUMMING_DOUBT.times(all_reduce_seconds(work, workers, workers, 0.0)))
     return step

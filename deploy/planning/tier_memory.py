@@ -92,16 +92,19 @@ def fit_on(plan: StepPlan, config: TrainConfig, tier: Tier, table: Machines) -> 
     available = USABLE * gib * GIB
     required = _needed(plan, config, tier)
     micro_batches = config.micro_batches_on(tier.devices)
-    verdict = (
-        FITS if required.high <= available else TOO_LARGE if required.low > available else NEAR
-    )
+    verdict = NEAR
+    if required.high <= available:
+        verdict = FITS
+    elif required.low > available:
+        verdict = TOO_LARGE
+    # The largest batch that surely fits, and the settings with which this one does.
     worst = plan.memory.worst_order * FRAGMENTS
     limit = (available - 1.5 * _overhead(plan, config, tier)) / worst
     most_rows = largest_rows(plan.memory.lines(config, gpu=bool(tier.accelerators)), limit)
     largest = most_rows * micro_batches * tier.devices
-    options = (
-        [] if verdict == FITS else [*_memory_options(plan, config, tier, gpu, required, available)]
-    )
+    options: list[MemoryOption] = []
+    if verdict != FITS:
+        options = [*_memory_options(plan, config, tier, gpu, required, available)]
     if tier.accelerators and plan.work.convolutions:
         # cuDNN tries kernels with the memory that is left, or with as much as the job lets it use.
         # It also works with less, so that it is shown as needed but does not change the verdict.
@@ -131,15 +134,15 @@ def _memory_options(
         "micro_batches": [] if config.virtual_replicas else more_micro_batches,
         "precision": ["mixed_bfloat16"] if has_bfloat16 and config.precision == "float32" else [],
     }
-    before = step_seconds(plan, config, gpu, tier.devices, tier.workers) if gpu else None
+    step = step_seconds(plan, config, gpu, tier.devices, tier.workers) if gpu else None
     for name, values in settings.items():
         for value in values:
             changed = replace(config, **{name: value})
             needed = _needed(plan, changed, tier)
             if needed.high > available:
                 continue
-            after = step_seconds(plan, changed, gpu, tier.devices, tier.workers) if gpu else None
-            slower = after.middle / before.middle if before and after else None
+            other = step_seconds(plan, changed, gpu, tier.devices, tier.workers) if gpu else None
+            slower = other.middle / step.middle if step and other else None
             yield MemoryOption(name, value, required.middle - needed.middle, slower)
             break
 
@@ -148,10 +151,10 @@ def _needed(plan: StepPlan, config: TrainConfig, tier: Tier) -> Interval:
     """Returns the bytes that each device of the tier needs for a step, without those for which
     cuDNN tries kernels."""
     rows = config.global_batch_size // tier.devices / config.micro_batches_on(tier.devices)
-    held = peak_of(plan.memory.lines(config, gpu=bool(tier.accelerators)), rows)
-    worst = held * plan.memory.worst_order * FRAGMENTS
+    peak = peak_of(plan.memory.lines(config, gpu=bool(tier.accelerators)), rows)
+    worst = peak * plan.memory.worst_order * FRAGMENTS
     overhead = Interval(0.5, 1.0, 1.5).times(_overhead(plan, config, tier))
-    return Interval(held * _LEAST, held, worst).plus(overhead)
+    return Interval(peak * _LEAST, peak, worst).plus(overhead)
 
 
 def _overhead(plan: StepPlan, config: TrainConfig, tier: Tier) -> float:

@@ -30,11 +30,9 @@ def automatic_images(gcp: GcpConfig) -> list[Mapping[str, Any]]:
     """
     service = address("ARTIFACTREGISTRY", "https://artifactregistry.googleapis.com")
     place = f"projects/{gcp.project}/locations/{gcp.region}/repositories/{REPOSITORY}"
-    found = pages(
-        "dockerImages",
-        lambda token: call("GET", f"{service}/v1/{place}/dockerImages", params=token),
-    )
-    return [image for image in found if f"/{AUTO}@" in image["uri"]]
+    url = f"{service}/v1/{place}/dockerImages"
+    images = pages("dockerImages", lambda token: call("GET", url, params=token))
+    return [image for image in images if f"/{AUTO}@" in image["uri"]]
 
 
 def automatic_image(gcp: GcpConfig, requirements: Sequence[str]) -> tuple[str, list[str]]:
@@ -53,11 +51,11 @@ def automatic_image(gcp: GcpConfig, requirements: Sequence[str]) -> tuple[str, l
         return INSTALL, []
     try:
         tag, _ = _contents(tuple(requirements))
-        found = [image["uri"] for image in automatic_images(gcp) if tag in image.get("tags", [])]
+        uris = [image["uri"] for image in automatic_images(gcp) if tag in image.get("tags", [])]
     except ApiError as error:
         return INSTALL, [_not_made(error, gcp)]
-    if found:
-        return f"{AUTO}:{found[0]}", []
+    if uris:
+        return f"{AUTO}:{uris[0]}", []
     return TO_BUILD, [f"image={AUTO}: Cloud Build makes the image that the next such job runs in"]
 
 
@@ -72,10 +70,10 @@ def request_image(gcp: GcpConfig, requirements: Sequence[str]) -> str:
     try:
         tag, dockerfile = _contents(tuple(requirements))
         listed = call("GET", builds, params={"filter": f'tags="{tag}"', "pageSize": 1})
-        last = next(iter(listed.get("builds", [])), {"status": "SUCCESS"})
-        if last["status"] != "SUCCESS":
-            about = f"{last['status']}: {last.get('logUrl', last['id'])}"
-            return f"image={AUTO}: the state of its build is {about}"
+        newest = next(iter(listed.get("builds", [])), {"status": "SUCCESS"})
+        if newest["status"] != "SUCCESS":
+            state = f"{newest['status']}: {newest.get('logUrl', newest['id'])}"
+            return f"image={AUTO}: the state of its build is {state}"
         uri = f"{gcp.region}-docker.pkg.dev/{gcp.project}/{REPOSITORY}/{AUTO}:{tag}"
         script = f"docker build --tag={uri} - <<'END'\n{dockerfile}END\n"
         build = {

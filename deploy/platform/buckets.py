@@ -32,16 +32,19 @@ def upload(file: Path, uri: str) -> bool:
 
 
 def read_text(uri: str, *, quick: bool = False) -> tuple[str, int]:
-    """Returns the text and the generation of a small object; ("", 0) if there is none. `quick`:
-    give up soon."""
+    """Returns the text and the generation of a small object; ("", 0) if there is none.
+
+    `quick`: give up soon.
+    """
     client = connect(QUICK if quick else None)
     item = client.get(_address(uri))
     return (client.read(item).decode(errors="replace"), item.generation) if item else ("", 0)
 
 
 def write(uri: str, text: str, generation: int, *, quick: bool = False) -> int:
-    """Writes a small object and returns its new generation. Raises Conflict unless the present one
-    is `generation`.
+    """Writes a small object and returns its new generation.
+
+    Raises Conflict unless the present one is `generation`.
 
     A generation of 0 means that there must be no object. `quick`: give up soon.
     """

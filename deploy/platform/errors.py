@@ -115,25 +115,25 @@ def describe_error(error: ApiError, gcp: GcpConfig) -> str:
         return f"{error} ({error.code}): link the project to a billing account: {page}"
     host = re.search(r"[a-z]+\.googleapis\.com", str(error))
     service = host[0] if host else "aiplatform.googleapis.com"
-    permission = next(
-        fix for text, fix in _PERMISSION_FIXES.items() if re.search(text, str(error), re.IGNORECASE)
-    )
+    # Another error: what its code and message tell to do. The last of these expressions fits any.
+    causes = (text for text in _PERMISSION_FIXES if re.search(text, str(error), re.IGNORECASE))
+    permission = _PERMISSION_FIXES[next(causes)]
     fixes = {
         400: "the service rejected the job: change what the message names",
         403: permission.format(project=gcp.project, service=service),
         404: f"not found: check --project={gcp.project} and --region={gcp.region}",
     }
-    default = (
-        "the service fails: try again later"
-        if error.transient
-        else "a retry does not help: change what it names"
-    )
+    default = "a retry does not help: change what it names"
+    if error.transient:
+        default = "the service fails: try again later"
     return f"{error} ({error.code or 'no response'}): {fixes.get(error.code, default)}"
 
 
 def not_logged_in(error: ApiError) -> str:
-    """Returns what to do after a 401. The service's own message, always the same long one, is left
-    out."""
+    """Returns what to do after a 401.
+
+    The service's own message, always the same long one, is left out.
+    """
     return f"not logged in, or the login has expired (401): run `{error.login}`"
 
 
@@ -164,11 +164,9 @@ def exit_code(status: JobStatus) -> int:
 def describe_failure(status: JobStatus) -> str:
     """Returns the job's error, with an explanation of its replica's exit status if there is one."""
     code = _replica_exit(status)
-    return (
-        f"{status.error}: {code} means {_REPLICA_EXITS[code]}"
-        if code in _REPLICA_EXITS
-        else status.error
-    )
+    if code not in _REPLICA_EXITS:
+        return status.error
+    return f"{status.error}: {code} means {_REPLICA_EXITS[code]}"
 
 
 def _replica_exit(status: JobStatus) -> int:
@@ -264,6 +262,7 @@ def gcloud_error(code: int, stderr: str) -> ApiError:
     ):
         fix = "reinstall it (https://cloud.google.com/sdk/docs/install), or use --backend=sdk"
         return BrokenClientError(0, f"{text.splitlines()[0]}: {fix}")
+    # The status: by the name of its code, by its number, or by a phrase.
     name = re.match(r"([A-Z_]+):", text)
     if name and name[1] in _CODES:
         return ApiError(_CODES[name[1]], text)
@@ -283,8 +282,9 @@ def gcloud_error(code: int, stderr: str) -> ApiError:
 
 
 def lost_response(log: str) -> ApiError:
-    """Returns the error that made gcloud retry. `log`: its log from the line that announces the
-    retry.
+    """Returns the error that made gcloud retry.
+
+    `log`: its log from the line that announces the retry.
 
     The response that the log contains may have several lines.
     """

@@ -119,6 +119,7 @@ class Gcloud(Platform):
                     reader.join()
                     self.sent = any(_CONNECTS in line for line in log)
                 timer.cancel()
+        # How it ended: killed at its first retry, failed, or with the name of the job.
         retry = next((place for place, line in enumerate(log) if _RETRIES in line), None)
         if retry is not None:
             raise lost_response("".join(log[retry:]))
@@ -128,8 +129,10 @@ class Gcloud(Platform):
 
 
 def not_installed(alternative: str = "") -> UserError:
-    """Returns the error for a missing gcloud. `alternative`: ends the line with what the user may
-    do instead."""
+    """Returns the error for a missing gcloud.
+
+    `alternative`: ends the line with what the user may do instead.
+    """
     return UserError(
         f"gcloud is not installed: https://cloud.google.com/sdk/docs/install{alternative}"
     )

@@ -26,8 +26,9 @@ from trainer.base.run_files.job_files import CHECKPOINTS, LOGS, MODEL
 
 
 class LocalProgram(NamedTuple):
-    """Holds what the workers of a local job run. `module`: "" for that of the tier's file;
-    `folder`: where, if given.
+    """Holds what the workers of a local job run.
+
+    `module`: "" for that of the tier's file; `folder`: where, if given.
 
     `variables`: of their environment.
     """
@@ -68,16 +69,15 @@ def local_workers(
     addresses = free_addresses(tier.workers)
     devices = _devices(tier.accelerators, tier.workers)
     cluster = {"workerpool0": addresses[:1]}
-    if others := addresses[1:]:
-        cluster["workerpool1"] = others
+    if addresses[1:]:
+        cluster["workerpool1"] = addresses[1:]
     # Each worker gets its part of this process's cores; if there are more workers than cores, they
     # share them.
-    cores = (
-        sorted(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else list(range(os.cpu_count() or 1))
-    )
+    cores = list(range(os.cpu_count() or 1))
+    if hasattr(os, "sched_getaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
     share = max(1, len(cores) // tier.workers)
+    # What all of them get, as from Vertex AI.
     shared = {
         "CLOUD_ML_JOB_ID": job_id,
         "CLOUD_ML_PROJECT_ID": "0",
@@ -96,9 +96,7 @@ def local_workers(
         pool = min(number, 1)
         index = number - pool
         task = task_of(tier.spec["workerPoolSpecs"][pool])
-        variables = {
-            variable["name"]: variable.get("value", "") for variable in task.get("env", [])
-        }
+        variables = {item["name"]: item.get("value", "") for item in task.get("env", [])}
         # The module in a command such as `python -m MODULE`; an image's own entry point is assumed
         # to be the trainer.
         command_module = re.match("[^ ]+ -m ([^ ]+)", " ".join(task.get("command", [])))
@@ -168,10 +166,8 @@ def _devices(accelerators: int, workers: int) -> list[dict[str, str]]:
             f"the tier has {workers} x {accelerators} accelerators, this machine {len(gpus)} GPUs:"
             " use a smaller tier, or hide them to simulate all (CUDA_VISIBLE_DEVICES=)"
         )
-    shares = [
-        gpus[first : first + accelerators]
-        for first in range(0, workers * accelerators, accelerators)
-    ]
+    starts = range(0, workers * accelerators, accelerators)
+    shares = [gpus[start : start + accelerators] for start in starts]
     return [{"CUDA_VISIBLE_DEVICES": ",".join(share)} for share in shares]
 
 
@@ -206,8 +202,10 @@ class _RunningWorker:
 
 @dataclass
 class LocalJob:
-    """Represents one local job. Call `run` once; `stop` may be called from any thread or signal
-    handler."""
+    """Represents one local job.
+
+    Call `run` once; `stop` may be called from any thread or signal handler.
+    """
 
     workers: Sequence[LocalWorker]
     print_line: Callable[[str, str], None]  # called with a worker's name and a line
@@ -215,8 +213,10 @@ class LocalJob:
     stopped: Event = field(default_factory=Event)  # set to end it, alone or with other jobs
 
     def run(self) -> JobEnd:
-        """Runs the job to its end and returns how it ended. No worker is left running, even after
-        an exception."""
+        """Runs the job to its end and returns how it ended.
+
+        No worker is left running, even after an exception.
+        """
         running: list[_RunningWorker] = []
         try:
             for worker in self.workers:
@@ -236,9 +236,10 @@ class LocalJob:
                     status = code if code > 0 else 128 - code
                     if failed.restarts >= self.restarts:  # the others get time to log and exit
                         deadline = time.monotonic() + EXIT_TIMEOUT_S
-                        while time.monotonic() < deadline and any(
-                            worker.process.poll() is None for worker in running
-                        ):
+                        processes = [worker.process for worker in running]
+                        while None in [process.poll() for process in processes]:
+                            if time.monotonic() >= deadline:
+                                break
                             time.sleep(_POLL_S)
                         failed.reader.join(LAST_OUTPUT_S)
                         error = (
@@ -251,6 +252,7 @@ class LocalJob:
                     restart = f"restart {failed.restarts + 1} of {self.restarts}"
                     self._print(failed.worker.name, f"exited with status {status}: {restart}")
                     running[place] = self._start(failed.worker, failed.restarts + 1)
+            # It was stopped.
             self._print(
                 "all",
                 f"stopping: the workers save their state and exit within {EXIT_TIMEOUT_S:.0f} s",
@@ -267,8 +269,10 @@ class LocalJob:
         self.stopped.set()
 
     def _start(self, worker: LocalWorker, restarts: int = 0) -> _RunningWorker:
-        """Starts a worker's process, and a thread that prints its output. `restarts`: how often it
-        was restarted."""
+        """Starts a worker's process, and a thread that prints its output.
+
+        `restarts`: how often it was restarted.
+        """
         process = subprocess.Popen(
             [sys.executable, "-m", worker.module, *worker.arguments],
             env={**os.environ, **worker.environment},
@@ -298,8 +302,10 @@ class LocalJob:
         return _RunningWorker(worker, process, reader, restarts)
 
     def _print(self, name: str, line: str) -> None:
-        """Prints a line. A full disk or a closed terminal is ignored, so that the worker's pipe is
-        still read."""
+        """Prints a line.
+
+        A full disk or a closed terminal is ignored, so that the worker's pipe is still read.
+        """
         with suppress(OSError, ValueError):
             self.print_line(name, line)
 
@@ -343,15 +349,15 @@ def on_signals(handler: Callable[[int, FrameType | None], Any], *numbers: int) -
             signal.signal(number, lambda number, frame: None)
         handler(number, frame)
 
-    handled = (
-        [*numbers, hangup] if hangup and signal.getsignal(hangup) != signal.SIG_IGN else numbers
-    )
-    before = {number: signal.signal(number, handle) for number in handled}
+    handled = [*numbers]
+    if hangup and signal.getsignal(hangup) != signal.SIG_IGN:
+        handled.append(hangup)
+    previous = {number: signal.signal(number, handle) for number in handled}
     try:
         yield
     finally:
-        for number, old in before.items():
-            signal.signal(number, old)
+        for number, handler_before in previous.items():
+            signal.signal(number, handler_before)
 
 
 def readable(line: str) -> str:

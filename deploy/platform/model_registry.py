@@ -44,8 +44,10 @@ _OPERATION_S = 1800.0
 
 
 class ModelVersion(NamedTuple):
-    """Holds a registered version. `name`: the resource name of its model; `artifact`: the address
-    of its files."""
+    """Holds a registered version.
+
+    `name`: the resource name of its model; `artifact`: the address of its files.
+    """
 
     name: str
     version: str
@@ -78,6 +80,7 @@ def register_version(model: Content, backend: Platform) -> ModelVersion:
     deadline = clock.now() + _OPERATION_S
     address = f"{backend.parent}/models/{name}"
     while True:
+        # The versions that there are; the first one creates the model.
         try:
             versions = retried(
                 lambda: [*map(_version, backend.listed(f"{address}:listVersions", "models"))], clock
@@ -88,6 +91,7 @@ def register_version(model: Content, backend: Platform) -> ModelVersion:
                 raise
             versions = []
             place = {"modelId": name}
+        # Nothing is uploaded if one has this content.
         for version in versions:
             if version.labels.get(LABEL) == model["labels"][LABEL]:
                 return version
@@ -115,8 +119,10 @@ def register_version(model: Content, backend: Platform) -> ModelVersion:
 
 
 def find_version(reference: str, backend: Platform) -> ModelVersion:
-    """Returns the version of NAME, NAME@VERSION or NAME@ALIAS. Raises ApiError 404 if there is
-    none."""
+    """Returns the version of NAME, NAME@VERSION or NAME@ALIAS.
+
+    Raises ApiError 404 if there is none.
+    """
     checked_name(reference.partition("@")[0])
     return _version(backend.call("GET", f"{backend.parent}/models/{reference}"))
 
@@ -167,18 +173,20 @@ def serving_image(image: str) -> str:
 def read_registration(
     run: str, name: str, image: str, gcp: GcpConfig, job: str = ""
 ) -> Registration:
-    """Describes the model of the run at `run` as a version to register. `job`: the job that trained
-    it, if known.
+    """Describes the model of the run at `run` as a version to register.
+
+    `job`: the job that trained it, if known.
 
     Raises UserError if the run has no complete model, or if it is on this machine and no bucket is
     given.
     """
     address = parse(run, "run")
-    read = {RUN_INFO, RESULT, f"{MODEL}/{SERVING}"}.__contains__  # only these files are fetched
-    folder = Staged(address, "run").fetch(read, quiet=True) if address else expanded(run)
+    is_read = {RUN_INFO, RESULT, f"{MODEL}/{SERVING}"}.__contains__  # no other file is fetched
+    folder = Staged(address, "run").fetch(is_read, quiet=True) if address else expanded(run)
     about = read_servable(folder / MODEL, f"{run}/{MODEL}", whole=address is None)
     info = read_run_info(folder)[0]
     result = read_result(folder)[0]
+    # What people read, the identity of its content, and the address of its files.
     description = {
         "run": run,
         "recipe": mapping(info, "config").get("recipe"),

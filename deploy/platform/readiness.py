@@ -65,8 +65,8 @@ def findings(gcp: GcpConfig, tiers: Sequence[Tier]) -> Iterator[Finding]:
 
 
 def _project(gcp: GcpConfig) -> Iterator[Finding]:
-    about = _call("GET", "CLOUDRESOURCEMANAGER", f"v1/projects/{gcp.project}")
-    state = about.get("lifecycleState", "ACTIVE")
+    project = _call("GET", "CLOUDRESOURCEMANAGER", f"v1/projects/{gcp.project}")
+    state = project.get("lifecycleState", "ACTIVE")
     yield Finding("project", "good" if state == "ACTIVE" else "bad", f"{gcp.project} is {state}")
 
 
@@ -77,14 +77,10 @@ def _apis(gcp: GcpConfig) -> Iterator[Finding]:
     listed = _call(
         "GET", "SERVICEUSAGE", f"v1/projects/{project}/services:batchGet", params={"names": names}
     )
-    enabled = {
-        service["name"].rpartition("/")[2]
-        for service in listed.get("services", [])
-        if service["state"] == "ENABLED"
-    }
+    states = {item["name"].rpartition("/")[2]: item["state"] for item in listed.get("services", [])}
     for api in (*NEEDED_APIS, *APIS_OF_IMAGES):
         command = f"gcloud services enable {api} --project={project}"
-        if api in enabled:
+        if states.get(api) == "ENABLED":
             yield Finding(api, "good", "enabled")
         elif api in NEEDED_APIS:
             yield Finding(api, "bad", "it is off", command)
@@ -96,16 +92,11 @@ def _roles(gcp: GcpConfig) -> Iterator[Finding]:
     """Yields a finding about each role of the account, by the permissions that it gives."""
     project = gcp.project
     path = f"v1/projects/{project}:testIamPermissions"
-    granted = _call("POST", "CLOUDRESOURCEMANAGER", path, json={"permissions": [*ROLES]}).get(
-        "permissions", []
-    )
+    request = {"permissions": [*ROLES]}
+    granted = _call("POST", "CLOUDRESOURCEMANAGER", path, json=request).get("permissions", [])
     for role in dict.fromkeys(ROLES.values()):
-        missing = [
-            permission
-            for permission, of in ROLES.items()
-            if of == role and permission not in granted
-        ]
-        if missing:
+        needed = [permission for permission in ROLES if ROLES[permission] == role]
+        if missing := [permission for permission in needed if permission not in granted]:
             member = f"--member=user:{gcloud_account() or 'YOU@example.com'} --role={role}"
             command = f"gcloud projects add-iam-policy-binding {project} {member}"
             yield Finding(role, "bad", f"{', '.join(missing)} is not granted", command)
@@ -122,10 +113,10 @@ def _bucket(gcp: GcpConfig) -> Iterator[Finding]:
     region = gcp.region
     name = gcp.bucket.removeprefix("gs://").split("/")[0]
     place = f"{address('STORAGE', 'https://storage.googleapis.com/storage/v1')}/b/{name}"
+    # Whether it exists, and what this account may do in it.
     try:
-        granted = call("GET", f"{place}/iam/testPermissions", params={"permissions": OBJECTS}).get(
-            "permissions", []
-        )
+        request = {"permissions": OBJECTS}
+        granted = call("GET", f"{place}/iam/testPermissions", params=request).get("permissions", [])
     except ApiError as error:
         if error.code != 404:
             raise
@@ -140,6 +131,7 @@ def _bucket(gcp: GcpConfig) -> Iterator[Finding]:
         )
         command = f"gcloud storage buckets add-iam-policy-binding gs://{name} {member}"
         yield Finding("bucket", "bad", f"{', '.join(missing)} is not granted", command)
+    # Where it is.
     location = buckets.location(f"gs://{name}")
     price = transfer_usd_per_gib(f"gs://{name}", region, location)
     if not location:
@@ -165,6 +157,7 @@ def _quota(tiers: Sequence[Tier], gcp: GcpConfig) -> Iterator[Finding]:
     project = gcp.project
     path = f"v1beta1/projects/{project}/services/aiplatform.googleapis.com/consumerQuotaMetrics"
     page = f"request more at https://console.cloud.google.com/iam-admin/quotas?project={project}"
+    # The limit of each tier against what it needs.
     for tier in tiers:
         subject = f"quota of {tier.name}"
         metric = _metric(tier)
@@ -181,32 +174,27 @@ def _quota(tiers: Sequence[Tier], gcp: GcpConfig) -> Iterator[Finding]:
                 yield Finding(subject, "bad", f"{text}: {page}")
             else:
                 yield Finding(subject, "good", text)
+    # Without tiers the limits of all accelerators that there are.
     if not tiers:
-        metrics = {
-            metric["metric"]: metric
-            for metric in pages(
-                "metrics", lambda token: _call("GET", "SERVICEUSAGE", path, params=token)
-            )
-        }
-        limits = {
-            name: _limit(metrics.get(accelerator.quota_metric or "", {}), region)
-            for name, accelerator in load_machines().accelerators.items()
-        }
-        some = ", ".join(f"{name} {limit}" for name, limit in limits.items() if limit)
-        none = f"no accelerator in {region}: {page}"
-        yield Finding("quota", "good" if some else "bad", f"{some} in {region}" if some else none)
+        listed = pages("metrics", lambda token: _call("GET", "SERVICEUSAGE", path, params=token))
+        metrics = {metric["metric"]: metric for metric in listed}
+        limits = []
+        for name, accelerator in load_machines().accelerators.items():
+            if limit := _limit(metrics.get(accelerator.quota_metric or "", {}), region):
+                limits.append(f"{name} {limit}")
+        if limits:
+            yield Finding("quota", "good", f"{', '.join(limits)} in {region}")
+        else:
+            yield Finding("quota", "bad", f"no accelerator in {region}: {page}")
 
 
 def _metric(tier: Tier) -> str | None:
     """Returns the quota that a tier's jobs use: SPOT and FLEX_START have one of their own."""
     accelerator = load_machines().accelerators.get(tier.accelerator_type)
     metric = accelerator.quota_metric if accelerator else None
-    preemptible = tier.strategy in ("SPOT", "FLEX_START")
-    return (
-        metric.replace("training_", "training_preemptible_", 1)
-        if metric and preemptible
-        else metric
-    )
+    if metric and tier.strategy in ("SPOT", "FLEX_START"):
+        return metric.replace("training_", "training_preemptible_", 1)
+    return metric
 
 
 def _limit(metric: dict[str, Any], region: str) -> int:
@@ -215,15 +203,11 @@ def _limit(metric: dict[str, Any], region: str) -> int:
 
     https://docs.cloud.google.com/service-usage/docs/reference/rest/v1beta1/services.consumerQuotaMetrics
     """
-    quota = [
-        bucket
-        for limit in metric.get("consumerQuotaLimits", [])
-        for bucket in limit.get("quotaBuckets", [])
-    ]
-    limits = {
-        bucket.get("dimensions", {}).get("region", ""): int(bucket.get("effectiveLimit", 0))
-        for bucket in quota
-    }
+    limits = dict[str, int]()
+    for quota in metric.get("consumerQuotaLimits", []):
+        for bucket in quota.get("quotaBuckets", []):
+            place = bucket.get("dimensions", {}).get("region", "")
+            limits[place] = int(bucket.get("effectiveLimit", 0))
     return limits.get(region, limits.get("", 0))
 
 

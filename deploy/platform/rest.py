@@ -35,8 +35,10 @@ class Platform:
         self._login = login
 
     def create(self, request: CustomJob) -> str:
-        """Creates the job and returns its name. Sends at most one request, and sets `sent` before
-        it does."""
+        """Creates the job and returns its name.
+
+        Sends at most one request, and sets `sent` before it does.
+        """
         raise NotImplementedError
 
     def get(self, name: str) -> JobStatus:
@@ -46,11 +48,9 @@ class Platform:
     def jobs(self, label: str = "") -> Sequence[JobStatus]:
         """Returns the status of each job that this package submitted, or only of those whose LABEL
         has this value."""
-        only = f"labels.{LABEL}={label}" if label else f"labels.{LABEL}:*"
-        return [
-            parse_job(job)
-            for job in self.listed(f"{self.parent}/customJobs", "customJobs", filter=only)
-        ]
+        condition = f"labels.{LABEL}={label}" if label else f"labels.{LABEL}:*"
+        jobs = self.listed(f"{self.parent}/customJobs", "customJobs", filter=condition)
+        return [*map(parse_job, jobs)]
 
     def logs(
         self, name: str, since: float, worker: str = "", last: int = 0
@@ -61,8 +61,8 @@ class Platform:
             `last`: if given, only this many of the newest lines.
         """
         query = f'resource.type="ml_job" AND resource.labels.job_id="{name.rsplit("/", 1)[-1]}"'
-        begins = f"{datetime.fromtimestamp(since, UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
-        query += f' AND timestamp>="{begins}"' if since else ""
+        start = f"{datetime.fromtimestamp(since, UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
+        query += f' AND timestamp>="{start}"' if since else ""
         query += f' AND resource.labels.task_name="{worker}"' if worker else ""
         url = f"{address('LOGGING', 'https://logging.googleapis.com')}/v2/entries:list"
         body = {
@@ -81,8 +81,9 @@ class Platform:
                 payload = entry.get("jsonPayload", {})
                 place = entry.get("resource", {}).get("labels", {})
                 text = entry.get("textPayload") or payload.get("message") or str(payload or "")
-                about = place.get("task_name", ""), entry.get("severity", "DEFAULT")
-                line = WatchLine(parse_time(str(entry["timestamp"])) or 0.0, text.rstrip(), *about)
+                time = parse_time(str(entry["timestamp"])) or 0.0
+                severity = entry.get("severity", "DEFAULT")
+                line = WatchLine(time, text.rstrip(), place.get("task_name", ""), severity)
                 lines.append((entry.get("insertId", ""), line))
         return sorted(lines, key=lambda entry: (entry[1].time, entry[0]))
 
@@ -104,8 +105,10 @@ class Platform:
         return call(method, f"{self.service}/{path}", self._login, **request)
 
     def listed(self, path: str, key: str, **parameters: str) -> Iterator[Any]:
-        """Yields the items of a list in Vertex AI, from all its pages. `key`: the field of each
-        page with the items."""
+        """Yields the items of a list in Vertex AI, from all its pages.
+
+        `key`: the field of each page with the items.
+        """
         return pages(key, lambda token: self.call("GET", path, params={**parameters, **token}))
 
 

@@ -13,8 +13,9 @@ from trainer.base.errors import reason
 
 
 class ApiError(Exception):
-    """Reports a failed call. `code`: its HTTP status, 0 without a response; `login`: the command
-    that fixes a 401.
+    """Reports a failed call.
+
+    `code`: its HTTP status, 0 without a response; `login`: the command that fixes a 401.
 
     `sent`: False if the request certainly did not reach the service.
     """

@@ -33,8 +33,10 @@ STATES = (
 
 @dataclass(frozen=True)
 class JobStatus:
-    """Holds a job's status. `state` has no prefix JOB_STATE_; times are in seconds since 1970, None
-    until they come."""
+    """Holds a job's status.
+
+    `state` has no prefix JOB_STATE_; times are in seconds since 1970, None until they come.
+    """
 
     name: str
     display_name: str
@@ -112,15 +114,15 @@ def parse_job(job: Mapping[str, Any]) -> JobStatus:
     with unreadable_as_lost():
         spec = job.get("jobSpec", {})
         scheduling = spec.get("scheduling", {})
-        pools = [
-            (machine_of(pool), int(pool.get("replicaCount", 1)))
-            for pool in spec.get("workerPoolSpecs", [])
-        ]
-        count = sum(replicas for _, replicas in pools)
-        type_, accelerator, accelerators = pools[0][0] if pools else ("", "", 0)
+        # Its machines, in words: their number, and those of the chief.
+        pools = spec.get("workerPoolSpecs", [])
+        count = sum(int(pool.get("replicaCount", 1)) for pool in pools)
+        machines = [*map(machine_of, pools), ("", "", 0)]
+        type_, accelerator, accelerators = machines[0]
         several = f"{count} x " if count > 1 else ""
         gpus = f" with {accelerators} {accelerator}" if accelerators else ""
         machine = f"{several}{type_}{gpus}"
+        # Its state, and the error: a job that expires is ours if it ran, else it got no machines.
         timeout = str(scheduling.get("timeout", "0s"))
         timeout_s = float(timeout.removesuffix("s")) or DEFAULT_TIMEOUT_S
         state = job.get("state", "JOB_STATE_UNSPECIFIED").removeprefix("JOB_STATE_")
@@ -128,9 +130,9 @@ def parse_job(job: Mapping[str, Any]) -> JobStatus:
         if state == "EXPIRED" and job.get("startTime"):
             state = STOPPED
             limit = duration(timeout_s, hours_always=True)
-            given = f" ({error})" if error else ""
-            most = "the most that its plan, --max_cost or --timeout allows"
-            error = f"it ran for {limit}, {most}{given}"
+            message = f" ({error})" if error else ""
+            cause = "the most that its plan, --max_cost or --timeout allows"
+            error = f"it ran for {limit}, {cause}{message}"
         elif state == "EXPIRED":
             error = error or "it got no machines while it waited (--max_wait)"
         return JobStatus(
@@ -159,8 +161,10 @@ def console_page(name: str, project: str) -> str:
 
 
 def created_name(name: Any) -> str:
-    """Returns `name` if it is a job's resource name. Raises ApiError otherwise, as if the response
-    were lost."""
+    """Returns `name` if it is a job's resource name.
+
+    Raises ApiError otherwise, as if the response were lost.
+    """
     if not re.search(r"/customJobs/\d+$", str(name)):
         raise ApiError(0, "the response does not name the job")
     return str(name)

@@ -61,9 +61,8 @@ def collect(paths: Sequence[str]) -> Collection:
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(f"{twice[0]} names two tiers: use folders with different names")
     scalings = {part.scaling for part in parts}
-    return Collection(
-        tiers, scalings.pop() if len(scalings) == 1 else None, max(part.parallel for part in parts)
-    )
+    scaling = scalings.pop() if len(scalings) == 1 else None
+    return Collection(tiers, scaling, max(part.parallel for part in parts))
 
 
 def fetched(path: str, name: str) -> Path:
@@ -105,19 +104,19 @@ def _collect(folder: Path) -> Collection:
         tier_folder = folder.resolve()
         tier_folder = tier_folder.parent if tier_folder.name.startswith(_REPEAT) else tier_folder
         compared = _comparison(tier_folder.parent)
-        tiers = tuple(
-            tier._replace(runs=runs) for tier in compared.tiers if tier.name == tier_folder.name
-        )
+        same = [tier for tier in compared.tiers if tier.name == tier_folder.name]
+        tiers = tuple(tier._replace(runs=runs) for tier in same)
         return compared._replace(tiers=tiers or (TierRuns(tier_folder.name, runs),))
-    groups = tuple(
-        TierRuns(child.name, runs) for child in sorted(folder.iterdir()) if (runs := _runs(child))
-    )
+    groups = []
+    for child in sorted(folder.iterdir()):
+        if runs := _runs(child):
+            groups.append(TierRuns(child.name, runs))
     if not groups:
         raise UserError(
             f"{folder}: no {', '.join(RUN_FILES)} in it: use the folder that --job_dir or --out"
             " named"
         )
-    return Collection(groups)
+    return Collection(tuple(groups))
 
 
 def _comparison(folder: Path) -> Collection:
@@ -128,6 +127,7 @@ def _comparison(folder: Path) -> Collection:
     content, _ = read_json(folder / COMPARISON)
     groups = []
     for fields in items(content, "tiers"):
+        # A tier counts if all that names a file or is calculated with is of its type.
         try:
             tier = TierFacts(**fields)
             texts = (tier.name, tier.machine_type, tier.accelerator_type)
@@ -159,9 +159,8 @@ def report_folder(paths: Sequence[str]) -> str:
     folders = [expanded(path).resolve() for path in paths]
     if len(folders) == 1 and (folders[0] / COMPARISON).is_file():
         return paths[0]
-    common = Path(
-        os.path.commonpath([folder.parent if _runs(folder) else folder for folder in folders])
-    )
+    parents = [folder.parent if _runs(folder) else folder for folder in folders]
+    common = Path(os.path.commonpath(parents))
     while _runs(common):
         common = common.parent
     return os.path.relpath(common / "report")

@@ -24,9 +24,9 @@ def money(value: float) -> str:
 def dollars(value: float) -> str:
     """Formats USD without their sign, for a column or a line that names them: `1,234`, `12.30`,
     `0.004`."""
-    return (
-        f"{value:,.0f}" if value >= 1000 else f"{value:.2f}" if value >= 0.01 else figures(value, 1)
-    )
+    if value >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.2f}" if value >= 0.01 else figures(value, 1)
 
 
 def span(hours: float) -> str:
@@ -38,7 +38,7 @@ def span(hours: float) -> str:
 def unit_of_time(hours: float) -> tuple[str, float]:
     """Returns the unit in which people would say a time, and how many hours the unit has."""
     units = (("s", 1 / 3600, 59.5), ("min", 1 / 60, 100), ("h", 1.0, 100))
-    return next(((name, unit) for name, unit, most in units if hours < most * unit), ("days", 24.0))
+    return next(((name, unit) for name, unit, end in units if hours < end * unit), ("days", 24.0))
 
 
 def brief(value: float) -> str:
@@ -65,11 +65,10 @@ def markdown_table(
 ) -> str:
     """Returns a Markdown table whose first `left` columns are aligned left, with the list `below`
     under it."""
-    lines = [titles, ["---"] * left + ["--:"] * (len(titles) - left), *cells]
-    table = "\n".join(
-        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines
-    )
-    return "\n".join([table, "", *(f"- {line}" for line in below)]) + "\n"
+    lines = []
+    for row in (titles, ["---"] * left + ["--:"] * (len(titles) - left), *cells):
+        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |")
+    return "\n".join([*lines, "", *(f"- {line}" for line in below)]) + "\n"
 
 
 def html_table(
@@ -84,10 +83,9 @@ def html_rows(*lines: Sequence[str]) -> str:
     """Returns the rows of a table whose first line and first column are titles."""
     head, *body = ([html.escape(cell) for cell in line] for line in lines)
     titles = "".join(f'<th scope="col">{name}</th>' for name in head)
-    rows = [
-        f'<tr><th scope="row">{title}</th><td>{"</td><td>".join(values)}</td></tr>'
-        for title, *values in body
-    ]
+    rows = []
+    for title, *values in body:
+        rows.append(f'<tr><th scope="row">{title}</th><td>{"</td><td>".join(values)}</td></tr>')
     return f"<thead><tr>{titles}</tr></thead>\n<tbody>{''.join(rows)}</tbody>"
 
 
@@ -95,10 +93,9 @@ def terminal_table(titles: Sequence[str], lines: Sequence[Sequence[str]], left: 
     """Returns a table as plain text whose first `left` columns are aligned left."""
     widths = [max(map(len, column)) for column in zip(titles, *lines, strict=True)]
     aligned = [str.ljust] * left + [str.rjust] * (len(titles) - left)
-    return "".join(
-        "  ".join(
-            align(cell, width) for align, cell, width in zip(aligned, line, widths, strict=True)
-        ).rstrip()
-        + "\n"
-        for line in (titles, *lines)
-    )
+    text = ""
+    for line in (titles, *lines):
+        columns = zip(aligned, line, widths, strict=True)
+        cells = [align(cell, width) for align, cell, width in columns]
+        text += "  ".join(cells).rstrip() + "\n"
+    return text

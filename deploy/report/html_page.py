@@ -2,6 +2,7 @@
 
 import base64
 import html
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from deploy.report import plots
 from deploy.report.collection import Collection, collect
 from deploy.report.formatting import grouped, html_rows
 from deploy.report.measures import Rows, loss_curve, summarize
-from deploy.report.table import notes, shown, to_json, to_markdown, to_terminal
+from deploy.report.table import notes, table_lines, to_json, to_markdown, to_terminal
 from deploy.report.verdict import verdict
 from trainer.base.run_files.job_files import step_of
 from trainer.base.storage import local_path, make_writable, write_whole
@@ -54,14 +55,16 @@ def write_report(
 def to_html(
     collection: Collection, rows: Rows, sentences: Sequence[str], remarks: Sequence[str]
 ) -> str:
-    """Returns the report as one HTML page that needs no other file. Raises UserError if matplotlib
-    is missing."""
+    """Returns the report as one HTML page that needs no other file.
+
+    Raises UserError if matplotlib is missing.
+    """
+    # Its title, the pictures, a sample of each tier, and the commands.
     runs = collection.runs
     configs = [run.config for run in runs if run.config]
-    subjects = {
-        str(config.get("recipe") or config.get("script") or config.get("model"))
-        for config in configs
-    }
+    subjects = set[str]()
+    for config in configs:
+        subjects.add(str(config.get("recipe") or config.get("script") or config.get("model")))
     subject = Path(subjects.pop()).stem if len(subjects) == 1 else "Training"
     started = min((str(run.info.get("started", "")) for run in runs), default="")[:10]
     pictures = []
@@ -82,10 +85,14 @@ def to_html(
             source = _data(file.read_bytes(), "png")
             image = f'<img alt="samples of {html.escape(tier.name)}" src="{source}">'
             samples.append(_figure(tier.name, f"step {step_of(file.stem)}", image))
-    page, style = (
-        Path(__file__).with_name(name).read_text(encoding="utf-8")
-        for name in ("report.html", "page.css")
-    )
+    details = []
+    for command, tiers in grouped(commands).items():
+        if command:
+            summary = f"<summary>{html.escape(tiers)}</summary>"
+            details.append(f"<details>{summary}<pre>{html.escape(command)}</pre></details>")
+    folder = Path(__file__).parent
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    style = (folder / "page.css").read_text(encoding="utf-8")
     return Template(page).substitute(
         style=style,
         title=html.escape(f"{subject}: {' · '.join(row.tier for row in rows)}"),
@@ -93,15 +100,11 @@ def to_html(
         answer=html.escape(sentences[0]),
         pictures="\n".join(pictures),
         verdict=_items(sentences[1:]),
-        first=html_rows(*shown(rows, first=True)),
-        measures=html_rows(*shown(rows)),
+        first=html_rows(*table_lines(rows, first=True)),
+        measures=html_rows(*table_lines(rows)),
         notes=_items(remarks),
         samples="\n".join(samples),
-        commands="\n".join(
-            f"<details><summary>{html.escape(tiers)}</summary><pre>{html.escape(command)}</pre></details>"
-            for command, tiers in grouped(commands).items()
-            if command
-        ),
+        commands="\n".join(details),
     )
 
 
@@ -115,16 +118,15 @@ def _data(content: bytes, form: str) -> str:
 
 def _picture(title: str, caption: str, plot: Any) -> str:
     """Returns an HTML figure with a plot for wide and narrow screens, each light and dark."""
-    sources = [
-        f'<source media="screen and (prefers-color-scheme: {"dark" if dark else "light"}) and'
-        f' {media}" srcset="{_data(plots.picture(plot, width, dark=dark), "svg+xml")}">'
-        for dark in (True, False)
-        for media, width in (("(max-width: 40rem)", 3.6), ("(min-width: 40.01rem)", 11))
-    ]
+    sources = ""
+    screens = (("(max-width: 40rem)", 3.6), ("(min-width: 40.01rem)", 11))
+    for scheme, (screen, width) in itertools.product(("dark", "light"), screens):
+        image = _data(plots.picture(plot, width, dark=scheme == "dark"), "svg+xml")
+        media = f"screen and (prefers-color-scheme: {scheme}) and {screen}"
+        sources += f'<source media="{media}" srcset="{image}">'
     printed = _data(plots.picture(plot, 9), "svg+xml")
-    return _figure(
-        title, caption, f'<picture>{"".join(sources)}<img alt="{title}" src="{printed}"></picture>'
-    )
+    image = f'<img alt="{title}" src="{printed}">'
+    return _figure(title, caption, f"<picture>{sources}{image}</picture>")
 
 
 def _figure(title: str, caption: str, content: str) -> str:

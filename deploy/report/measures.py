@@ -114,10 +114,11 @@ class TierSummary:
         if measure.combine is None:
             value = read(self)
         else:
-            values = map(read, self.runs)
-            value = measure.combine(
-                part for each in values for part in (each if isinstance(each, list) else [each])
-            )
+            # A run has one value, or a list of them.
+            values = []
+            for of_run in map(read, self.runs):
+                values += of_run if isinstance(of_run, list) else [of_run]
+            value = measure.combine(values)
         vars(self)[key] = value
         return value
 
@@ -126,10 +127,10 @@ class TierSummary:
         """Returns the values of all measures, by key; of a simulated tier none that depends on its
         machine."""
         hidden = _OF_MACHINE if self.simulated else ()
-        return {
-            measure.key: None if measure in hidden else getattr(self, measure.key)
-            for measure in MEASURES
-        }
+        values = {}
+        for measure in MEASURES:
+            values[measure.key] = None if measure in hidden else getattr(self, measure.key)
+        return values
 
     @property
     def missing(self) -> list[str]:
@@ -186,32 +187,27 @@ class TierSummary:
         if self.gpu:
             return accelerator_of(self.gpu, load_machines().accelerators)
         if self.group.tier is None or self.on_desk:
-            return (
-                next(
-                    (run.devices[0].partition(":")[0] for run in self.group.runs if run.devices), ""
-                )
-                or UNKNOWN
-            )
+            names = [run.devices[0].partition(":")[0] for run in self.group.runs if run.devices]
+            return next(iter(names), "") or UNKNOWN
         return self.facts.kind
 
     @property
     def workers(self) -> int:
         """Returns the largest number of workers that a run had; the tier's number if nothing was
         run."""
-        counts = (
-            whole(mapping(run.info, "cluster").get("workers")) or 1 for run in self.group.runs
-        )
+        clusters = [mapping(run.info, "cluster") for run in self.group.runs]
+        counts = [whole(cluster.get("workers")) or 1 for cluster in clusters]
         return max(counts, default=self.facts.workers)
 
     @property
     def devices(self) -> int:
         """Returns the largest number of replicas that a run had; the tier's number if it is not
         known."""
-        counts = (
-            whole(mapping(run.info, "cluster").get("replicas")) or len(run.devices)
-            for run in self.group.runs
-        )
-        return max((count or self.facts.devices for count in counts), default=self.facts.devices)
+        counts = []
+        for run in self.group.runs:
+            replicas = whole(mapping(run.info, "cluster").get("replicas"))
+            counts.append(replicas or len(run.devices) or self.facts.devices)
+        return max(counts, default=self.facts.devices)
 
     @property
     def simulated(self) -> str:
@@ -281,10 +277,9 @@ class TierSummary:
     def paid(self) -> float | None:
         """Returns what Vertex AI billed for all runs, with attempts that failed; None if a bill is
         not known."""
-        bills = [
-            self.usd_of(run) if run.billed_usd is None else run.billed_usd
-            for run in self.group.runs
-        ]
+        bills = []
+        for run in self.group.runs:
+            bills.append(self.usd_of(run) if run.billed_usd is None else run.billed_usd)
         return total(bills) if self.on_vertex else None
 
     @property
@@ -345,11 +340,9 @@ def _of_images(name: str, title: str) -> Measure:
     """
 
     def read(row: TierSummary) -> float | None:
-        return (
-            median(run.final.get(name) for run in row.done)
-            if row.quality == row.wanted_quality
-            else None
-        )
+        if row.quality != row.wanted_quality:
+            return None
+        return median(run.final.get(name) for run in row.done)
 
     return Measure(name, title, None, figures, read)
 
@@ -422,20 +415,20 @@ FIRST = (
 
 def figures_of(tier: Content) -> dict[str, float]:
     """Returns the values of FIGURES that a tier of table.json has; of a spread, its median."""
-    values = {key: tier.get(key) for key in FIGURES}
-    single = {
-        key: value.get("median") if isinstance(value, Mapping) else value
-        for key, value in values.items()
-    }
-    return {key: valid for key, value in single.items() if (valid := number(value)) is not None}
+    numbers = dict[str, float]()
+    for key in FIGURES:
+        value = tier.get(key)
+        value = number(value.get("median") if isinstance(value, Mapping) else value)
+        if value is not None:
+            numbers[key] = value
+    return numbers
 
 
 def in_units(text: str, rows: Rows) -> str:
     """Returns a text in which "images" is replaced by the unit that the runs count, unless some
     count images."""
-    units = sorted(
-        {row.unit for row in rows if row.images_per_second} or {row.unit for row in rows}
-    )
+    timed = [row for row in rows if row.images_per_second]
+    units = sorted({row.unit for row in timed or rows})
     return text if "images" in units or not units else text.replace("images", units[0])
 
 
@@ -455,15 +448,14 @@ def summarize(
     quality = next((row.quality for row in rows if row.quality not in ("", MIXED)), "")
     # With the batch of a replica the steps of an epoch differ as well, so that neither makes the
     # work another one.
-    may_differ = MAY_CHANGE | (
-        {"global_batch_size", "steps"} if collection.scaling == "weak" else set()
-    )
+    may_differ = MAY_CHANGE
+    if collection.scaling == "weak":
+        may_differ = may_differ | {"global_batch_size", "steps"}
     for row in rows:
         row.base = rows[names.index(baseline or names[0])]
         row.wanted_quality = quality
         settings = next((run.config for run in row.runs if run.config), {})
-        steps = {} if collection.scaling == "weak" else {"steps": row.steps}
-        row.work = steps | {
-            name: value for name, value in settings.items() if name not in may_differ
-        }
+        work = {} if collection.scaling == "weak" else {"steps": row.steps}
+        fixed = {name: value for name, value in settings.items() if name not in may_differ}
+        row.work = work | fixed
     return rows

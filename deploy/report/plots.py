@@ -25,8 +25,8 @@ STYLE: Any = {
 }
 
 
-def axes(title: str, of: str) -> Any:
-    """Returns matplotlib's axes for a picture in a notebook. `of`: the label of the x axis.
+def axes(title: str, label: str) -> Any:
+    """Returns matplotlib's axes for a picture in a notebook. `label`: that of the x axis.
 
     Raises UserError if matplotlib is not installed.
     """
@@ -34,9 +34,9 @@ def axes(title: str, of: str) -> Any:
         from matplotlib import pyplot
     except ImportError:
         raise UserError("matplotlib is not installed: pip install matplotlib") from None
-    drawn = pyplot.subplots(figsize=(6, 3.5))[1]
-    drawn.set(title=title, xlabel=of)
-    return drawn
+    chart = pyplot.subplots(figsize=(6, 3.5))[1]
+    chart.set(title=title, xlabel=label)
+    return chart
 
 
 def picture(
@@ -66,11 +66,8 @@ def picture(
 
 def measured(rows: Rows) -> list[TierSummary]:
     """Returns the tiers of which the time of a run was measured, on their own machines."""
-    return [
-        row
-        for row in rows
-        if row.done and not row.simulated and None not in map(row.seconds_of, row.done)
-    ]
+    real = [row for row in rows if row.done and not row.simulated]
+    return [row for row in real if None not in map(row.seconds_of, row.done)]
 
 
 def time_and_money(figure: "Figure", rows: Rows) -> None:
@@ -83,9 +80,10 @@ def time_and_money(figure: "Figure", rows: Rows) -> None:
     rows = measured(rows)
     seconds = [[row.seconds_of(run) or 0.0 for run in row.done] for row in rows]
     usd = [[row.usd_of(run) or 0.0 for run in row.done] for row in rows]
-    most = max(map(max, seconds))
-    name, hours = unit_of_time(most / 3600)
+    longest = max(map(max, seconds))
+    name, hours = unit_of_time(longest / 3600)
     times = [[value / 3600 / hours for value in values] for values in seconds]
+    # A panel for the time, in the unit of the longest, and one for the cost if any is known.
     panels: list[tuple[str, list[list[float]], Callable[[float], str]]] = [
         (f"{name} a run", times, figures)
     ]
@@ -94,11 +92,12 @@ def time_and_money(figure: "Figure", rows: Rows) -> None:
     figure.set_figheight(1.1 + 0.36 * len(rows))
     grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for index, (axes, (title, values, show)) in enumerate(zip(grid, panels, strict=True)):
-        ends = [(min(each), statistics.median(each), max(each)) for each in values]
+        ends = [(min(runs), statistics.median(runs), max(runs)) for runs in values]
         low, middle, high = np.array(ends).T
         color = {"color": f"C{index}", "ecolor": "grey"}
         whiskers = (middle - low, high - middle)
         axes.barh(range(len(rows)), middle, height=0.6, xerr=whiskers, capsize=3, **color)
+        # The number stands beside the whisker, for which the axis has room.
         for place, value in enumerate(middle):
             text = show(value) if value else "no price"
             beside = {"textcoords": "offset points", "va": "center"}

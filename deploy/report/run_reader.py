@@ -42,16 +42,15 @@ class StatsLine:
         self.scalars = losses_and_metrics(entry)
         # The share of a step's time that was lost waiting for the batch.
         waited = number(entry.get("input_wait_seconds"))
-        self.input_wait = (
-            None
-            if waited is None or self.step_seconds is None
-            else min(1.0, max(0.0, waited / self.step_seconds))
-        )
+        self.input_wait = None
+        if waited is not None and self.step_seconds is not None:
+            self.input_wait = min(1.0, max(0.0, waited / self.step_seconds))
 
 
 class RunRecord:
-    """Holds what one job directory contains. An unknown value is None, a missing or damaged file is
-    {}.
+    """Holds what one job directory contains.
+
+    An unknown value is None, a missing or damaged file is {}.
 
     The times of steps are those of calls to the device, without saving, sampling and evaluation,
     and without the call that traces the graph.
@@ -93,9 +92,8 @@ class RunRecord:
         # epoch do not count.
         lines = (line for line in entries if line["kind"] != "epoch")
         newest = {name: value for line in lines for name, value in losses_and_metrics(line).items()}
-        self.final = (
-            losses_and_metrics(final) if (final := mapping(self.result, "final")) else newest
-        )
+        final = mapping(self.result, "final")
+        self.final = losses_and_metrics(final) if final else newest
 
     @property
     def timed(self) -> list[StatsLine]:
@@ -161,19 +159,16 @@ class RunRecord:
 def billed(folder: Path) -> tuple[float | None, float | None]:
     """Returns the billed seconds and USD of all jobs that wrote into a run's folder; each is None
     if a job lacks it."""
-    jobs = [
-        job
-        for job in mapping(read_json(folder / BILLED)[0], "jobs").values()
-        if isinstance(job, Mapping)
-    ]
+    entries = mapping(read_json(folder / BILLED)[0], "jobs").values()
+    jobs = [job for job in entries if isinstance(job, Mapping)]
     seconds, usd = (total([number(job.get(unit)) for job in jobs]) for unit in ("seconds", "usd"))
     return seconds, usd
 
 
 def total(values: Sequence[float | None]) -> float | None:
     """Returns the sum of the values; None if one of them is None, or if there are none."""
-    known = [value for value in values if value is not None]
-    return sum(known) if known and len(known) == len(values) else None
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) if numbers and len(numbers) == len(values) else None
 
 
 def after_warm_up(lines: Sequence[StatsLine]) -> list[StatsLine]:

@@ -11,7 +11,7 @@ from deploy.report.measures import FIRST, MEASURES, Rows, in_units
 from deploy.tiers.machine_table import load_machines
 
 
-def shown(rows: Rows, *, first: bool = False) -> list[list[str]]:
+def table_lines(rows: Rows, *, first: bool = False) -> list[list[str]]:
     """Returns the title and the cells of each measure of which any tier has a value; a missing
     value is empty.
 
@@ -20,8 +20,8 @@ def shown(rows: Rows, *, first: bool = False) -> list[list[str]]:
     lines = []
     for measure in MEASURES:
         values = [row.values[measure.key] for row in rows]
-        wanted = measure.key in ("tier", *FIRST) if first else measure.title
-        if wanted and any(value is not None for value in values):
+        has_row = measure.key in ("tier", *FIRST) if first else measure.title
+        if has_row and any(value is not None for value in values):
             cells = ["" if value is None else measure.show(value) for value in values]
             lines.append([in_units(measure.title, rows), *cells])
     return lines
@@ -29,13 +29,13 @@ def shown(rows: Rows, *, first: bool = False) -> list[list[str]]:
 
 def to_terminal(rows: Rows) -> str:
     """Returns the first measures as a table for the terminal, with a column for each tier."""
-    (_, *names), *lines = shown(rows, first=True)
+    (_, *names), *lines = table_lines(rows, first=True)
     return terminal_table(["", *names], lines)
 
 
 def to_markdown(rows: Rows, below: Sequence[str]) -> str:
     """Returns a Markdown table with a row for each tier, and the lines `below` under it."""
-    titles, *cells = zip(*shown(rows), strict=True)
+    titles, *cells = zip(*table_lines(rows), strict=True)
     return markdown_table(titles, cells, below)
 
 
@@ -44,11 +44,9 @@ def to_json(rows: Rows, remarks: Sequence[str], verdict: Sequence[str]) -> str:
     content = {
         "tiers": [{**row.values, "missing": [*row.missing]} for row in rows],
         "verdict": [*verdict],
+        "notes": [*remarks],
     }
-    return (
-        json.dumps({**content, "notes": [*remarks]}, indent=2, allow_nan=False, default=asdict)
-        + "\n"
-    )
+    return json.dumps(content, indent=2, allow_nan=False, default=asdict) + "\n"
 
 
 def notes(rows: Rows, collection: Collection) -> Iterator[str]:

@@ -29,10 +29,8 @@ def verdict(collection: Collection, rows: Rows) -> list[str]:
     sentences = [*_different_work(done)]
     if not sentences:
         sentences += _advice(real) if len(real) > 1 else []
-        losses = [
-            row for row in done if row.final_loss is not None and collection.scaling != "weak"
-        ]
-        sentences += _final_losses(losses)
+        if collection.scaling != "weak":
+            sentences += _final_losses([row for row in done if row.final_loss is not None])
     if simulated:
         names = ", ".join(simulated)
         sentences.append(
@@ -52,10 +50,10 @@ def verdict(collection: Collection, rows: Rows) -> list[str]:
 def _different_work(rows: Rows) -> Iterator[str]:
     """Yields a sentence on all that differs in the work of tiers that are done."""
     # without those whose run.json is lost
-    known = [row for row in rows if len(row.work) > 1] or rows
+    recorded = [row for row in rows if len(row.work) > 1] or rows
     differing = []
-    for name in dict.fromkeys(name for row in known for name in row.work):
-        tiers_by_value = grouped((str(row.work.get(name)), row.tier) for row in known)
+    for name in dict.fromkeys(name for row in recorded for name in row.work):
+        tiers_by_value = grouped((str(row.work.get(name)), row.tier) for row in recorded)
         if len(tiers_by_value) > 1:
             values = [f"{value} ({tiers})" for value, tiers in tiers_by_value.items()]
             differing.append(f"{name} is {', '.join(values)}")
@@ -69,19 +67,19 @@ def _advice(rows: Rows) -> Iterator[str]:
     The best buy has the lowest product of time and money, both as paid where all bills are known.
     Of tiers that are equally fast the cheapest is advised.
     """
+    # Without two prices only the fastest is known.
     fastest = max(rows, key=_speed)
     ties = [row for row in rows if row is not fastest and _equally_fast(row, fastest)]
     priced = [row for row in rows if row.cost_per_million_images is not None]
     if len(priced) < 2:
         tied = f"; equal within the spread: {', '.join(row.tier for row in ties)}" if ties else ""
-        against = (
-            f", {fastest.speed_up:.2f} x {fastest.base.tier}"
-            if fastest.speed_up and fastest is not fastest.base
-            else ""
-        )
-        yield f"Fastest: {fastest.tier}, {figures(_speed(fastest))} images/s{against}{tied}."
+        speed = f"{figures(_speed(fastest))} images/s"
+        if fastest.speed_up and fastest is not fastest.base:
+            speed = f"{speed}, {fastest.speed_up:.2f} x {fastest.base.tier}"
+        yield f"Fastest: {fastest.tier}, {speed}{tied}."
         yield "Which one to buy is not known without prices: add --price_per_hour=TIER=USD."
         return
+    # The money and the time of each, of a run or of a million images.
     paid = all(row.paid_seconds and row.cost for row in priced)
     usd = {row.tier: (row.cost if paid else row.cost_per_million_images) or 0.0 for row in priced}
     hours = {row.tier: (row.paid_seconds if paid else 1e6 / _speed(row)) / 3600 for row in priced}
@@ -91,6 +89,7 @@ def _advice(rows: Rows) -> Iterator[str]:
         spot = " (spot, may be interrupted)" if row.group.spot else ""
         return f"{row.tier}{spot}, {money(usd[row.tier])} and {span(hours[row.tier])} {unit}"
 
+    # The advice: the best buy, then what is cheaper and what is faster.
     best = min(priced, key=lambda row: usd[row.tier] * hours[row.tier])
     best = min((row for row in priced if _equally_fast(row, best)), key=lambda row: usd[row.tier])
     cheapest = min(priced, key=lambda row: usd[row.tier])
@@ -103,19 +102,18 @@ def _advice(rows: Rows) -> Iterator[str]:
     if best is not cheapest:
         advice += f"; if money counts more, {terms(cheapest)}"
     if not _equally_fast(best, fastest):
-        dearer = (
-            terms(fastest) if fastest in priced else f"{fastest.tier}, whose price is not known"
-        )
+        dearer = f"{fastest.tier}, whose price is not known"
+        if fastest in priced:
+            dearer = terms(fastest)
         advice += f"; if time counts more, {dearer}"
     yield f"{advice}."
     if len(priced) < len(rows):
         yield f"The advice is among {', '.join(usd)}, whose prices are known."
     if any(row.group.spot for row in rows):
-        prices = [
-            f"{row.tier} {money(row.price_per_hour or 0.0)} as"
-            f" {'spot' if row.group.spot else 'standard'}"
-            for row in priced
-        ]
+        prices = []
+        for row in priced:
+            strategy = "spot" if row.group.spot else "standard"
+            prices.append(f"{row.tier} {money(row.price_per_hour or 0.0)} as {strategy}")
         yield (
             f"An hour costs {', '.join(prices)}. Google may take spot machines away at any time:"
             " the run then goes on from its last checkpoint, and ends later."
@@ -127,10 +125,8 @@ def _equally_fast(first: TierSummary, second: TierSummary) -> bool:
     if larger, 1 %."""
     speeds = first.images_per_second, second.images_per_second
     widths = (speed.high - speed.low for speed in speeds)
-    return bool(
-        abs(_speed(first) - _speed(second))
-        <= max(*widths, _RESOLUTION * max(_speed(first), _speed(second)))
-    )
+    tolerance = max(*widths, _RESOLUTION * max(_speed(first), _speed(second)))
+    return bool(abs(_speed(first) - _speed(second)) <= tolerance)
 
 
 def _speed(row: TierSummary) -> float:
@@ -174,11 +170,12 @@ def _final_losses(rows: Rows) -> Iterator[str]:
         return
     first = rows[0]
     differing = []
-    most = 0.0  # the largest relative difference
+    largest = 0.0  # the largest relative difference
+    # Each tier against the first.
     for row in rows[1:]:
         apart = abs(row.final_loss - first.final_loss)
         larger = max(abs(row.final_loss), abs(first.final_loss))
-        most = max(most, apart / (larger or 1.0))
+        largest = max(largest, apart / (larger or 1.0))
         if row.loss_name != first.loss_name:
             names = f"{row.loss_name} of {row.tier}, {first.loss_name} of {first.tier}"
             differing.append(f"Final losses cannot be compared: {names}.")
@@ -189,28 +186,22 @@ def _final_losses(rows: Rows) -> Iterator[str]:
                 " short run, and then not with --precision=float64; if the training differs, which"
                 " `python -m trainer.check` tells, the speeds are not comparable."
             )
+    # All agree: within which share, and whether that is more than rounding.
     yield from differing
     if not differing:
         losses = sorted(row.final_loss for row in rows)
-        values = (
-            f"{first.loss_name} {' to '.join(dict.fromkeys(map(figures, (losses[0], losses[-1]))))}"
-        )
-        noise = (
-            ", which is less than the loss changes between reports"
-            if most > _LOSS_TOLERANCE
-            else ""
-        )
-        agree = (
-            f"agree within {figures(100 * most, 2)} %{noise}"
-            if most > _ROUNDING
-            else "are equal up to rounding"
-        )
-        yield f"The final losses {agree}: {values}."
+        ends = " to ".join(dict.fromkeys(map(figures, (losses[0], losses[-1]))))
+        agreement = "are equal up to rounding"
+        if largest > _ROUNDING:
+            agreement = f"agree within {figures(100 * largest, 2)} %"
+        if largest > _LOSS_TOLERANCE:
+            agreement += ", which is less than the loss changes between reports"
+        yield f"The final losses {agreement}: {first.loss_name} {ends}."
 
 
 def _noise(row: TierSummary) -> float:
     """Returns by how much the loss changes between reports: the median over the last ten, the
     largest of all runs."""
     curves = [loss_curve(run, row.loss_name or "")[1][-10:] for run in row.group.runs]
-    changes = [[abs(after - before) for before, after in pairwise(values)] for values in curves]
+    changes = [[abs(new - old) for old, new in pairwise(values)] for values in curves]
     return max((statistics.median(of_run) for of_run in changes if of_run), default=0.0)

@@ -48,8 +48,8 @@ def reason(error: BaseException) -> str:
 def printable(text: str) -> str:
     """Returns the text on one line of limited length, with escape codes and other control
     characters spelled out."""
-    shown = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text[:_LONGEST])
-    return shown + " …" * (len(text) > _LONGEST)
+    line = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text[:_LONGEST])
+    return line + " …" * (len(text) > _LONGEST)
 
 
 class _OneLine(Exception):

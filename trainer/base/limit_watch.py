@@ -47,10 +47,11 @@ def read_limits(environment: Mapping[str, str] = os.environ) -> StopLimits:
 def read_gpus() -> list[dict[str, float | None]]:
     """Returns memory_gib and utilization_percent of each visible NVIDIA GPU; missing values as in
     `ask_gpus`."""
-    return [
-        {"memory_gib": None if mib is None else mib / 1024, "utilization_percent": percent}
-        for mib, percent in ask_gpus("memory.used", "utilization.gpu")
-    ]
+    gpus: list[dict[str, float | None]] = []
+    for mib, percent in ask_gpus("memory.used", "utilization.gpu"):
+        gib = None if mib is None else mib / 1024
+        gpus.append({"memory_gib": gib, "utilization_percent": percent})
+    return gpus
 
 
 def ask_gpus(*names: str) -> list[list[float | None]]:
@@ -77,11 +78,12 @@ def ask_gpus(*names: str) -> list[list[float | None]]:
             query.communicate(timeout=1.0)
         return []
     lines = [[field.strip() for field in line.split(",")] for line in text.splitlines()]
-    return [
-        [float(field) if field.replace(".", "").isdigit() else None for field in fields]
-        for fields in lines
-        if len(fields) == len(names)
-    ]
+    lines = [fields for fields in lines if len(fields) == len(names)]
+    return [[*map(_number, fields)] for fields in lines]
+
+
+def _number(text: str) -> float | None:
+    return float(text) if text.replace(".", "").isdigit() else None
 
 
 @dataclass
@@ -127,12 +129,14 @@ class LimitWatch:
         now = time.monotonic()
         elapsed = now - self._at
         self._at = now
+        # A job that was asked to end gets some time for that, and for its saving.
         if self.reason:
             if self.saves():
                 self._grace_ends = now + GRACE_S
             elif now >= self._grace_ends:
                 self.leave()
             return
+        # How long its GPUs have been idle.
         if self.active:
             self.active = False
             self.idle_s = 0.0

@@ -78,13 +78,13 @@ def start_logging(*, answers: bool = False) -> None:
 @contextmanager
 def hidden(hides: bool) -> Iterator[None]:
     """Hides lines of progress in the block, if `hides`, and shows only warnings."""
-    before = log.level
+    level = log.level
     if hides:
         log.setLevel(logging.WARNING)
     try:
         yield
     finally:
-        log.setLevel(before)
+        log.setLevel(level)
 
 
 @cache
@@ -95,9 +95,11 @@ def warn_once(line: str) -> None:
 
 def duration(seconds: float, hours_always: bool = False) -> str:
     """Returns H:MM:SS, or M:SS below an hour unless `hours_always`, rounded to whole seconds."""
-    minutes, rest = divmod(int(seconds + 0.5), 60)
+    minutes, remainder = divmod(int(seconds + 0.5), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours or hours_always else f"{minutes}:{rest:02d}"
+    if hours or hours_always:
+        return f"{hours}:{minutes:02d}:{remainder:02d}"
+    return f"{minutes}:{remainder:02d}"
 
 
 class ProgressBar:

@@ -7,6 +7,7 @@ desk. Nothing of the script is run.
 
 import ast
 import dataclasses
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
@@ -14,8 +15,9 @@ from pathlib import Path, PurePosixPath
 
 @dataclasses.dataclass(frozen=True)
 class Import:
-    """Holds one import statement. `module`: as written, with leading dots; `names`: the names after
-    `import`.
+    """Holds one import statement.
+
+    `module`: as written, with leading dots; `names`: the names after `import`.
 
     `certain`: whether it is always executed: it is at the top level of a module or of its `if
         __name__ == "__main__"`, not in a function, a `try` or another `if`. `optional`: whether the
@@ -58,39 +60,35 @@ def parse_source(content: bytes, name: str) -> ast.Module:
 
 def imports_of(file: str, tree: ast.Module) -> Iterator[Import]:
     """Yields the imports in the syntax tree of a file, without those for type checkers alone."""
-    main = [
-        node
-        for node in tree.body
-        if isinstance(node, ast.If) and "'__main__'" in ast.unparse(node.test)
-    ]
-    certain = {id(node) for body in (tree.body, *(part.body for part in main)) for node in body}
+    # What surely runs: the statements of the module, and those below `if __name__ == "__main__"`.
+    certain = {id(node) for node in tree.body}
+    for statement in tree.body:
+        if isinstance(statement, ast.If) and "'__main__'" in ast.unparse(statement.test):
+            certain |= {id(part) for part in statement.body}
+    # What never runs, and what may fail.
     skipped = set[int]()
     optional = set[int]()
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            skipped |= {id(inner) for part in node.body for inner in ast.walk(part)}
+            for part in node.body:
+                skipped |= {id(inner) for inner in ast.walk(part)}
         if isinstance(node, ast.Try):
-            caught = [
-                ast.unparse(handler.type) if handler.type else "Exception"
-                for handler in node.handlers
-            ]
-            if any(
-                kind in text
-                for text in caught
-                for kind in ("ImportError", "ModuleNotFoundError", "Exception")
-            ):
+            caught = ""
+            for handler in node.handlers:
+                caught += f" {ast.unparse(handler.type) if handler.type else 'Exception'}"
+            if re.search("ImportError|ModuleNotFoundError|Exception", caught):
                 optional |= {id(inner) for inner in ast.walk(node)}
     for node in ast.walk(tree):
         if id(node) in skipped:
             continue
-        where = id(node) in certain, id(node) in optional
+        kind = id(node) in certain, id(node) in optional
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield Import(file, node.lineno, alias.name, (), *where)
+                yield Import(file, node.lineno, alias.name, (), *kind)
         elif isinstance(node, ast.ImportFrom):
             module = "." * node.level + (node.module or "")
             names = tuple(alias.name for alias in node.names)
-            yield Import(file, node.lineno, module, names, *where)
+            yield Import(file, node.lineno, module, names, *kind)
 
 
 def reached_sources(folder: Path, programs: Sequence[str]) -> dict[str, ast.Module]:
@@ -111,7 +109,7 @@ def reached_sources(folder: Path, programs: Sequence[str]) -> dict[str, ast.Modu
 
 
 # Packages whose objects have a `fit` of another kind.
-_OTHERS = ("sklearn", "xgboost", "lightgbm", "catboost", "imblearn", "statsmodels", "scipy")
+_FOREIGN = ("sklearn", "xgboost", "lightgbm", "catboost", "imblearn", "statsmodels", "scipy")
 
 
 def calls_fit(folder: Path, program: str) -> bool:
@@ -132,34 +130,25 @@ def calls_fit(folder: Path, program: str) -> bool:
 
 
 def _calls_fit(tree: ast.Module) -> bool:
-    nodes = [*ast.walk(tree)]
-    imported = [
-        (node, alias)
-        for node in nodes
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for alias in node.names
-    ]
-    others = {
-        (alias.asname or alias.name).partition(".")[0]
-        for node, alias in imported
-        if (getattr(node, "module", "") or alias.name).partition(".")[0] in _OTHERS
-    }
-    assigned = [
-        (target.id, _root(node.value))
-        for node in nodes
-        if isinstance(node, ast.Assign)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    ]
-    others |= {name for name, made_by in assigned if made_by in others}
-    others -= {name for name, made_by in assigned if made_by not in others}
-    called = [node.func for node in nodes if isinstance(node, ast.Call)]
-    fits = [
-        function
-        for function in called
-        if isinstance(function, ast.Attribute) and function.attr == "fit"
-    ]
-    return any(_root(function.value) not in others for function in fits)
+    """Returns whether a source calls `fit` of an object that comes from none of _FOREIGN."""
+    foreign = set[str]()  # names that such a package, or an object of it, is bound to
+    assigned = []  # names, each with the name that its value begins with
+    fits = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            for alias in node.names:
+                package = (getattr(node, "module", "") or alias.name).partition(".")[0]
+                if package in _FOREIGN:
+                    foreign.add((alias.asname or alias.name).partition(".")[0])
+        if isinstance(node, ast.Assign):
+            names = [target.id for target in node.targets if isinstance(target, ast.Name)]
+            assigned += [(name, _root(node.value)) for name in names]
+        function = node.func if isinstance(node, ast.Call) else None
+        if isinstance(function, ast.Attribute) and function.attr == "fit":
+            fits.append(function)
+    foreign |= {name for name, source in assigned if source in foreign}
+    foreign -= {name for name, source in assigned if source not in foreign}
+    return any(_root(function.value) not in foreign for function in fits)
 
 
 def _root(node: ast.expr) -> str:

@@ -89,8 +89,10 @@ class TrackerAddress:
 
 
 def read_addresses(track: Iterable[str]) -> list[TrackerAddress]:
-    """Returns the addresses in a value of `track`. Raises UserError, which shows no password, for
-    any other form."""
+    """Returns the addresses in a value of `track`.
+
+    Raises UserError, which shows no password, for any other form.
+    """
     addresses = []
     for part in track:
         kind, _, rest = part.partition(":")

@@ -269,10 +269,10 @@ class Reporter:
         It has speed, waiting and the remaining time as far as there is room.
         """
         speed = progress.speed_text(entry["images_per_second"] if entry else None)
-        waits = input_wait_text(entry) if entry else ""  # shown before the speed if room is short
+        waits = input_wait_text(entry) if entry else ""
         if self._bar:
-            end = "  ".join(filter(None, [waits, progress.remaining_text]))
-            log.info(fitting_line(head, values, speed, end, self.monitored))
+            ends = [speed, waits, progress.remaining_text]
+            log.info(fitting_line(head, values, ends, self.monitored))
             self._newest_line = progress.step, time.monotonic()
 
     def _publish(self, kind: str, progress: Progress, entry: StatsEntry, values: Scalars) -> None:
@@ -335,11 +335,12 @@ class Reporter:
 
 
 def fitting_line(
-    head: str, values: Scalars, speed: str, end: str, monitored: Collection[str] = ()
+    head: str, values: Scalars, ends: Sequence[str], monitored: Collection[str] = ()
 ) -> str:
     """Returns a line of at most 100 columns, with each value beside its val_… of evaluation.
 
-    What has no room is left out: first the speed, then the last values that are not `monitored`.
+    What has no room is left out: first the `ends`, one after another, then the last values that are
+    not `monitored`.
     """
     # Losses come first, as they stay where there is little room; then the values in their order,
     # each before its val_….
@@ -356,17 +357,17 @@ def fitting_line(
             number = f"{values[name]:.3g}"
         texts[name] = f"{name} {number:8}"
 
-    def joined(*last: str) -> str:
-        return "  ".join(filter(None, [head, *texts.values(), *last])).rstrip()
-
-    # The speed goes first, then one value after another.
-    line = joined(speed, end)
-    while len(line) > _WIDTH:
-        line = joined(end)
-        spare = [name for name in texts if name not in monitored] or [*texts]
-        if len(line) <= _WIDTH or not spare:
+    texts |= {f"end {place}": text for place, text in enumerate(ends) if text}
+    spare = [name for name in values if name not in monitored]
+    # The ends go first, the first before the last, and then the values, the last before the first.
+    order = [name for name in texts if name not in values]
+    order += sorted(spare, key=[*texts].index, reverse=True)
+    line = "  ".join([head, *texts.values()]).rstrip()
+    for name in order:
+        if len(line) <= _WIDTH:
             break
-        del texts[spare[-1]]
+        del texts[name]
+        line = "  ".join([head, *texts.values()]).rstrip()
     return line
 
 

@@ -30,7 +30,7 @@ import tensorflow as tf
 from trainer.base.errors import UserError, reason
 from trainer.base.log import warn_once
 from trainer.base.run_files.serving_file import Servable, write_servable
-from trainer.base.storage import whole_folder
+from trainer.base.storage import atomic_folder
 from trainer.invariance.internals import all_layers
 from trainer.measures.prediction import outputs_of
 from trainer.reporting.error_lines import tensorflow_writing
@@ -61,7 +61,7 @@ def export(
     """
     interface = ModelInterface.of(model)
     templates = interface.templates()
-    with whole_folder(folder) as beside:
+    with atomic_folder(folder) as beside:
         copies = {name: plain_copy(trained) for name, trained in templates.items()}
         template = copies["model"]
         compiled: AbstractContextManager[None] = nullcontext()

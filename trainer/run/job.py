@@ -106,7 +106,7 @@ def run(
             if job.cluster.is_chief:
                 write_run_info(run)
             job.tracking.begin()
-            if check and not run.state.saved:
+            if check:
                 log.info("waits for the proof that replicas change nothing …")
                 act_on_check(run, check.verdict())
             with closing(run.state.reporter):

@@ -338,7 +338,9 @@ class Launch:
             )
         if self.run is None:
             self.job.tracking.begin()
-        if setup.proves and not run.state.saved:
+        # A run that began on one replica has no proof, though it has saved a state.
+        checked = "replica_check" in self.job.earlier
+        if setup.proves and not (run.state.saved and self.replicas.from_worker(checked)):
             # Each worker traces: tracing numbers the sums over workers, and all must have the same
             # numbers after it.
             verdict = judge_built(setup)

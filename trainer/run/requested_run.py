@@ -143,6 +143,11 @@ class RequestedRun:
         for other unknown settings and for damaged values.
         """
         config = mapping(self.info, "config")
+        if str(config.get("model")).endswith(".py"):
+            raise UserError(
+                f"{self.name}: a script trained it, which only its own code can build: load"
+                f" {self.name}/{MODEL}/model.keras, or serve the run"
+            )
         stored = _known_settings(config)
         functions = OwnSettings({**stored, **flags})
         stored = functions.without_others(stored)

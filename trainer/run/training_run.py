@@ -38,6 +38,7 @@ from trainer.training.signals import StopRequest
 from trainer.user_code.interface import ModelInterface
 
 TIMED_STEPS = 20  # of which it is known how long a step takes
+LONG_RUN_S = 60.0  # of a shorter run nobody needs more speed
 SLOW_STEP_S = 0.005  # the products of a shorter step take too little of its time for 16 bits to pay
 
 
@@ -182,8 +183,15 @@ class CallRecord:
         unnamed = in_float32 and "precision" not in job.named
         whole = self.state.progress.whole
         slow = whole.timed_seconds - whole.waited_seconds > SLOW_STEP_S * whole.timed_steps
+        is_long = (whole.step_seconds or 0.0) * self.state.progress.total_steps > LONG_RUN_S
         on_gpus = self.program.setup.replicas.on_gpus
-        if unnamed and slow and job.cluster.is_chief and (name := fast_precision(on_gpus=on_gpus)):
+        if (
+            unnamed
+            and slow
+            and is_long
+            and job.cluster.is_chief
+            and (name := fast_precision(on_gpus=on_gpus))
+        ):
             units = "these GPUs have tensor cores" if on_gpus else "this processor has the units"
             log.info(
                 f"--precision={name} may make these steps 1.2 to 4 times as fast, in other numbers:"

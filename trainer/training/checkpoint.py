@@ -40,7 +40,7 @@ from trainer.base.run_files.job_files import (
     write_json,
 )
 from trainer.base.run_files.mirror import Mirror
-from trainer.base.storage import sync, whole_folder
+from trainer.base.storage import atomic_folder, sync
 from trainer.base.storage.local_files import sha256_of
 from trainer.cluster.strategy import Replicas
 from trainer.invariance.gradients import reachable
@@ -391,7 +391,7 @@ def checkpoint_folders(folder: Path) -> list[Path]:
 
 def write_checkpoint(folder: Path, values: Arrays, manifest: dict[str, Any]) -> None:
     """Writes `folder` atomically: the variables, then the manifest with checksums."""
-    with tensorflow_writing(folder), whole_folder(folder) as beside:
+    with tensorflow_writing(folder), atomic_folder(folder) as beside:
         with tf.device("CPU:0"):
             tensors = [tf.identity(value) for value in values.values()]
             slices = [""] * len(values)

@@ -138,6 +138,8 @@ model.fit(np.ones((64, 3)), np.arange(64.0), batch_size={})
             "train.py:6: return ops.max((y - p) ** 2): Max is over the",
         ),
         ("ops.mean((y - p) ** 2)", 10, 2, "batch_size=10 does not divide over 4 replicas"),
+        ("none.loss(y)", 16, 2, "by NameError: name 'none' is not defined: so would its job: mend"),
+        ("open('/gcs/b/x')", 16, 0, "'/gcs/b/x': it is not checked further"),
     ],
 )
 def test_the_step_of_a_script_is_proved_before_several_gpus_are_paid_for(

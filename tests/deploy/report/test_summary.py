@@ -11,7 +11,7 @@ import pytest
 from deploy.report.collection import collect
 from deploy.report.formatting import figures
 from deploy.report.measures import MEASURES, TierSummary, summarize
-from deploy.report.table import notes, shown, to_json, to_markdown, to_terminal
+from deploy.report.table import notes, table_lines, to_json, to_markdown, to_terminal
 from deploy.report.verdict import verdict
 from tests.deploy.planted import content as read
 from tests.deploy.planted import edit, noisy, plant
@@ -330,7 +330,7 @@ def test_the_three_forms_hold_the_same_values() -> None:
     assert first["cost"] is None
     markdown = to_markdown(rows, remarks).splitlines()
     assert markdown[2].startswith(r"| a\|b | done |")
-    table = str(shown(rows))
+    table = str(table_lines(rows))
     for measure in MEASURES:
         if all(getattr(row, measure.key) is not None for row in rows):
             assert measure.title in table

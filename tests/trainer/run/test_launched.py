@@ -136,15 +136,15 @@ def test_two_workers_have_the_numbers_of_keras_and_each_runs_the_script(
         same(plain, json.loads(file.read_text()))
 
 
-def fitted(name: str, folder: Path) -> list[Any]:
-    """Returns the weights after two epochs, on two replicas, of a model that may mix rows."""
-    config = TrainConfig(model="script", data="script", job_dir=str(folder), replicas=2)
+def fitted(name: str, folder: Path, replicas: int = 2, epochs: int = 2) -> list[Any]:
+    """Returns the weights after some epochs of a model that may mix rows."""
+    config = TrainConfig(model="script", data="script", job_dir=str(folder), replicas=replicas)
     with opened_run(config, ["fit"], time.monotonic(), None) as run:
         strategy = run.replicas.strategy
         with answered_by_replicas(run.replicas, fit=run.fit), strategy.scope():
             keras.utils.set_random_seed(1)
             model = getattr(rows_mixed, name)(None, None)
-            model.fit(*rows_mixed.table(None), batch_size=40, epochs=2)
+            model.fit(*rows_mixed.table(None), batch_size=40, epochs=epochs)
     return list(model.get_weights())
 
 
@@ -161,6 +161,17 @@ def test_what_is_not_proved_is_compared_here_and_the_weights_are_put_back(
     assert "may mix rows, though 5 steps on 1 and on 2 replicas give the same" in caplog.text
     with pytest.raises(UserError, match=r"on 2 replicas .* differs by .*rows_mixed.py:\d+: rolled"):
         fitted("rolled", tmp_path / "rolled")
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_with_more_replicas_is_checked_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.run.training_run.rehearse", lambda *_: None)
+    monkeypatch.delenv(SKIP)
+    fitted("rolled", tmp_path / "run", replicas=1)
+    with pytest.raises(UserError, match=r"on 2 replicas .* differs by"):
+        fitted("rolled", tmp_path / "run", replicas=2, epochs=4)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
-"""Puts every second of a run into one class, over restarts too. Imports no TensorFlow: `deploy`
-uses it.
+"""Puts every second of a run into one class, over restarts too.
+
+Imports no TensorFlow: `deploy` uses it.
 
 Classes are named as in the package ml-goodput-measurement, in lower case, where they fit:
 https://github.com/AI-Hypercomputer/ml-goodput-measurement
@@ -36,9 +37,8 @@ class Goodput:
 
     def __init__(self, began: float, before: Content) -> None:
         self._seconds = seconds_by_class(before) or dict.fromkeys(CLASSES, 0.0)
-        self._seconds[OTHER] += (number(before.get("wall_seconds")) or 0.0) - sum(
-            self._seconds.values()
-        )
+        wall_seconds = number(before.get("wall_seconds")) or 0.0
+        self._seconds[OTHER] += wall_seconds - sum(self._seconds.values())
         self._since = began
         self.phase = START
         self.unpaid_seconds = number(before.get("between_jobs_seconds")) or 0.0

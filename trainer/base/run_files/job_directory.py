@@ -52,8 +52,9 @@ _COUNTS = {"steps", "asked_steps", "restarts", "steps_repeated", "wall_seconds",
 
 @dataclass(frozen=True)
 class JobDir:
-    """Holds the paths to which one run writes. `root` contains run.json, stats.jsonl, result.json
-    and samples/.
+    """Holds the paths to which one run writes.
+
+    `root` contains run.json, stats.jsonl, result.json and samples/.
 
     All paths are local; `mirror` is notified of each file that is written.
     """
@@ -70,18 +71,17 @@ class JobDir:
         return self.root / SAMPLES
 
     def read_result(self) -> Result:
-        """Returns the last run's result.json, or {} if there is none. Raises UserError if the file
-        is damaged."""
+        """Returns the last run's result.json, or {} if there is none.
+
+        Raises UserError if the file is damaged.
+        """
         result, problem = read_result(self.root)
         counts: dict[str, Any] = {name: value for name, value in result.items() if name in _COUNTS}
-        damaged = [
-            f"{name}={value!r}"
-            for name, value in counts.items()
-            if number(value) is None or value < 0
-        ]
-        _refuse_damaged(
-            self, RESULT, f"{self.root / RESULT}: {damaged[0]} is damaged" if damaged else problem
-        )
+        for name, value in counts.items():
+            if number(value) is None or value < 0:
+                problem = f"{self.root / RESULT}: {name}={value!r} is damaged"
+                break
+        _refuse_damaged(self, RESULT, problem)
         return result
 
     def write(self, name: str, content: Content | Sequence[str]) -> None:
@@ -120,6 +120,7 @@ def open_job_dir(config: TrainConfig, *, make: bool = True, lock: bool = True) -
         remotes[scratch] = address
         return scratch
 
+    # Where each folder is on this machine.
     paths = outputs(config)
     if config.job_dir:
         root = local(config.job_dir, "job_dir")
@@ -132,12 +133,14 @@ def open_job_dir(config: TrainConfig, *, make: bool = True, lock: bool = True) -
         return job_dir
     address = job_dir.mirror.where(job_dir.root)
     remote = address != str(job_dir.root)
-    # The lock of a scratch folder is in its parent, because `outline` empties the folder itself.
+    # Reserved for this process. The lock of a scratch folder is in its parent, because `prepare`
+    # empties the folder itself.
     locked = job_dir.root.parent if remote else job_dir.root
     make_writable(locked, "cache_dir" if remote else "job_dir")
     if lock:
         lock_folder(locked, "job_dir", address)
-    job_dir.mirror.outline(job_dir.root, job_dir.checkpoints)
+    job_dir.mirror.prepare(job_dir.root, job_dir.checkpoints)
+    # It is empty, or of this run.
     with naming(job_dir.root, remotes.get(job_dir.root)):
         info, problem = read_run_info(job_dir.root)
     _refuse_damaged(job_dir, RUN_INFO, problem)
@@ -150,13 +153,12 @@ def open_job_dir(config: TrainConfig, *, make: bool = True, lock: bool = True) -
     changed = changed_settings(mapping(info, "config"), config)
     # before that, settings may be corrected
     if changed and job_dir.mirror.holds(job_dir.checkpoints):
-        shown = "; ".join(
-            f"{name}: {before!r} before, {now!r} now"
-            for name, (before, now) in [*changed.items()][:5]
-        )
+        differences = []
+        for name, (before, now) in [*changed.items()][:5]:
+            differences.append(f"{name}: {before!r} before, {now!r} now")
         raise UserError(
-            f"job_dir={address} contains another run ({shown}): use another --job_dir, or the"
-            " settings of that run"
+            f"job_dir={address} contains another run ({'; '.join(differences)}): use another"
+            " --job_dir, or the settings of that run"
         )
     for folder in (job_dir.checkpoints, job_dir.logs, job_dir.model.parent):
         make_writable(folder, "job_dir")
@@ -166,8 +168,10 @@ def open_job_dir(config: TrainConfig, *, make: bool = True, lock: bool = True) -
 
 
 def outputs(config: TrainConfig) -> dict[str, str]:
-    """Returns the output folders by the setting or AIP_* variable that names them. Raises UserError
-    if none does."""
+    """Returns the output folders by the setting or AIP_* variable that names them.
+
+    Raises UserError if none does.
+    """
     if config.job_dir:
         return {"job_dir": config.job_dir}
     model = os.environ.get("AIP_MODEL_DIR")
@@ -186,5 +190,5 @@ def outputs(config: TrainConfig) -> dict[str, str]:
 def _refuse_damaged(job_dir: JobDir, name: str, problem: str) -> None:
     file = job_dir.root / name
     if problem and os.path.lexists(file):
-        shown = problem.replace(str(file), job_dir.mirror.where(file))
-        raise UserError(f"{shown}: remove it, or use another --job_dir")
+        text = problem.replace(str(file), job_dir.mirror.where(file))
+        raise UserError(f"{text}: remove it, or use another --job_dir")

@@ -318,11 +318,8 @@ def positive(value: Any) -> float | None:
 
 def whole(value: Any) -> int | None:
     """Returns a whole number of plausible size, 0 or more; None for anything else."""
-    return (
-        value
-        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LIMIT
-        else None
-    )
+    valid = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LIMIT
+    return value if valid else None
 
 
 def trainer_commit() -> str | None:

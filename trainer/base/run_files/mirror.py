@@ -1,7 +1,7 @@
 """Keeps the files of a job directory in Cloud Storage, or leaves them in the local folder.
 
 A run reads and writes local files only. If its job directory is an address, it works in a scratch
-folder: `outline` downloads the small files before anything is read, and starts the thread that
+folder: `prepare` downloads the small files before anything is read, and starts the thread that
 uploads what is `put`, in the order in which it was queued; `fetch` downloads the rest of a
 checkpoint when it is needed.
 
@@ -36,8 +36,9 @@ _CHECKPOINT_FILE = re.compile(r"(\w[\w.-]{,99})/(\w[\w.-]{,99})", re.ASCII)  # f
 
 
 class Mirror:
-    """Mirrors scratch folders to Cloud Storage. `addresses`: the address of each folder; files
-    elsewhere stay local.
+    """Mirrors scratch folders to Cloud Storage.
+
+    `addresses`: the address of each folder; files elsewhere stay local.
 
     Uploads run one after another; a file is read when its turn comes. `put`, `remove` and `close`
     return at once, and may be called from any thread. The manifest of a checkpoint is uploaded last
@@ -51,7 +52,7 @@ class Mirror:
             sorted((addresses or {}).items(), key=lambda item: -len(item[0].parts))
         )
         # files that `fetch` downloads, by checkpoint and name
-        self._outlined: dict[Path, dict[str, Remote]] = {}
+        self._remote_files: dict[Path, dict[str, Remote]] = {}
         self._incomplete: list[Path] = []  # checkpoints whose upload ended with a killed process
         self._logs: Path | None = None
         # size and modification time by file
@@ -88,7 +89,7 @@ class Mirror:
             names = os.listdir(folder) if folder.is_dir() else []
         return any(name and not name.startswith(".") and not name.endswith("/") for name in names)
 
-    def outline(self, root: Path, checkpoints: Path) -> None:
+    def prepare(self, root: Path, checkpoints: Path) -> None:
         """Downloads the run's files and the manifests of its checkpoints, then starts to upload.
 
         The folders must be locked: what another process has left in them is removed.
@@ -115,21 +116,19 @@ class Mirror:
             for remote in connect().list(address):
                 if match := _CHECKPOINT_FILE.fullmatch(remote.below(address)):
                     folders.setdefault(checkpoints / match[1], {})[match[2]] = remote
-            self._incomplete = [
-                folder for folder, files in folders.items() if MANIFEST not in files
-            ]
-            self._outlined = {
-                folder: files for folder, files in folders.items() if MANIFEST in files
-            }
-            for checkpoint, files in self._outlined.items():
-                checkpoint.mkdir(parents=True)
-                connect().download(files.pop(MANIFEST), checkpoint / MANIFEST)
+            for folder, files in folders.items():
+                if manifest := files.pop(MANIFEST, None):
+                    folder.mkdir(parents=True)
+                    connect().download(manifest, folder / MANIFEST)
+                    self._remote_files[folder] = files
+                else:
+                    self._incomplete.append(folder)
         if self._addresses:
             self._thread.start()
 
     def fetch(self, checkpoint: Path) -> None:
         """Downloads the files of a checkpoint of which only the manifest is local."""
-        if files := self._outlined.pop(checkpoint, {}):
+        if files := self._remote_files.pop(checkpoint, {}):
             gcs = connect()
             in_parallel(
                 lambda name, cancelled: gcs.download(
@@ -180,7 +179,7 @@ class Mirror:
         is empty: even if checkpoints are written faster than they are uploaded, the bucket always
         has a complete one. An upload that is running is finished first.
         """
-        self._outlined.pop(folder, None)
+        self._remote_files.pop(folder, None)
         with self._changed:
             self._forget(folder)
             if self.address_of(folder):
@@ -191,8 +190,10 @@ class Mirror:
             shutil.rmtree(folder, ignore_errors=True)
 
     def finish(self, seconds: float = 600.0) -> None:
-        """Waits for all uploads. Raises PlatformFault, naming pending files, after `seconds`;
-        UserError if rejected."""
+        """Waits for all uploads.
+
+        Raises PlatformFault, naming pending files, after `seconds`; UserError if rejected.
+        """
         pending = self.join(seconds)
         if self.rejection:
             raise self.rejection
@@ -231,14 +232,13 @@ class Mirror:
                 lambda: self.rejection or not (self._tasks or self._running or self._outdated),
                 seconds,
             )
-            return [
-                self.where(path) for path in dict.fromkeys([self._running, *self._tasks]) if path
-            ]
+            paths = filter(None, dict.fromkeys([self._running, *self._tasks]))
+            return [*map(self.where, paths)]
 
     def _forget(self, folder: Path) -> None:
-        self._tasks = {
-            path: work for path, work in self._tasks.items() if not path.is_relative_to(folder)
-        }
+        for path in [*self._tasks]:
+            if path.is_relative_to(folder):
+                del self._tasks[path]
         self._outdated.pop(folder, None)
 
     def _run_tasks(self) -> None:
@@ -251,6 +251,7 @@ class Mirror:
                 )
                 if self._closed or self.rejection:
                     return
+                # The oldest task, or with an empty queue the removal of what is outdated.
                 if not self._tasks:
                     self._tasks = self._outdated
                     self._outdated = {}
@@ -303,17 +304,16 @@ class Mirror:
             # The folder is whole in the bucket: the outdated ones are removed next, but not this
             # one.
             with self._changed:
-                kept = {path: self._outdated.pop(path)} if path in self._outdated else {}
+                later = {path: self._outdated.pop(path)} if path in self._outdated else {}
                 self._tasks = {**self._outdated, **self._tasks}
-                self._outdated = kept
+                self._outdated = later
 
     def _delete_folder(self, folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         if address := self.address_of(folder):
             marker = address / MANIFEST
-            for remote in sorted(
-                connect().list(address), key=lambda remote: remote.address != marker
-            ):
+            remotes = connect().list(address)
+            for remote in sorted(remotes, key=lambda remote: remote.address != marker):
                 self._delete(remote)
 
     def _delete(self, remote: Remote) -> None:

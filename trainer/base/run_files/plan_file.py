@@ -1,5 +1,6 @@
-"""Defines, reads and writes plan.json: the memory and the work of a run's step. Imports no
-TensorFlow.
+"""Defines, reads and writes plan.json: the memory and the work of a run's step.
+
+Imports no TensorFlow.
 
 `python -m trainer.plan` writes it and `deploy plan` reads it. Whatever changes a number in it
 changes `plan_key` too, so that a kept plan is never that of another run.
@@ -186,10 +187,10 @@ def read_plan(path: Path) -> StepPlan:
         content["memory"] = Memory(**memory)
         for name in ("work", "work_of_two"):
             if work := content[name]:
-                operations = [
-                    StepWork(kind, times, LinearInRows(*flops), LinearInRows(*moved))
-                    for kind, times, flops, moved in work["operations"]
-                ]
+                operations = []
+                for kind, times, flops, moved in work["operations"]:
+                    rates = LinearInRows(*flops), LinearInRows(*moved)
+                    operations.append(StepWork(kind, times, *rates))
                 content[name] = Work(**{**work, "operations": operations})
         seconds, cores = content["cpu"]
         content["cpu"] = CpuSteps(LinearInRows(*seconds), cores)
@@ -219,12 +220,10 @@ def plan_key(config: TrainConfig, installed: Mapping[str, str] | None = None) ->
         settings["precision"] = "float32"
     versions_used = versions() if installed is None else installed
     parts = [json.dumps([PLAN_FORMAT, settings, versions_used], sort_keys=True).encode()]
-    parts += [
-        file.read_bytes() for name in (config.model, config.data) for _, file in own_sources(name)
-    ]
-    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[
-        :20
-    ]
+    for name in (config.model, config.data):
+        parts += [file.read_bytes() for _, file in own_sources(name)]
+    digests = b"".join(hashlib.sha256(part).digest() for part in parts)
+    return hashlib.sha256(digests).hexdigest()[:20]
 
 
 def versions() -> dict[str, str]:

@@ -47,10 +47,9 @@ class Servable:
         """Returns the inputs of a request for one row, in the form of `inputs`."""
         if self.latent_dim:
             return {name: ("int32", []) for name in ("seed", "label")[: 1 + bool(self.classes)]}
-        return {
-            name: ("uint8", [*self.image]) if self.image else spec
-            for name, spec in self.inputs.items()
-        }
+        if self.image:
+            return {name: ("uint8", [*self.image]) for name in self.inputs}
+        return {**self.inputs}
 
     @property
     def answered(self) -> dict[str, tuple[str, list[int | None]]]:
@@ -67,11 +66,8 @@ class Servable:
 def write_servable(folder: Path, **about: Any) -> None:
     """Writes serving.json, with the checksums of all files of `folder`; about: the other fields of
     `Servable`."""
-    files = {
-        path.relative_to(folder).as_posix(): sha256_of(path)
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
+    paths = filter(Path.is_file, sorted(folder.rglob("*")))
+    files = {path.relative_to(folder).as_posix(): sha256_of(path) for path in paths}
     write_whole(folder / SERVING, json.dumps(asdict(Servable(files, **about)), indent=1) + "\n")
 
 
@@ -83,13 +79,10 @@ def read_servable(folder: Path, name: str, *, whole: bool = True) -> Servable:
     """
     try:
         content = json.loads((folder / SERVING).read_text(encoding="utf-8"))
-        about = Servable(**{field.name: content[field.name] for field in fields(Servable)})
-        about = replace(about, image=tuple(about.image))
-        broken = [
-            file
-            for file, digest in about.files.items()
-            if whole and sha256_of(folder / file) != digest
-        ]
+        servable = Servable(**{field.name: content[field.name] for field in fields(Servable)})
+        servable = replace(servable, image=tuple(servable.image))
+        digests = servable.files.items() if whole else ()
+        broken = [file for file, digest in digests if sha256_of(folder / file) != digest]
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UserError(
             f"{name}: there is no {Path(str(error.filename)).name}: name the job directory of a run"
@@ -105,7 +98,7 @@ def read_servable(folder: Path, name: str, *, whole: bool = True) -> Servable:
         raise UserError(
             f"{name}: {broken[0]} is not the file that was exported: upload the folder again"
         )
-    return about
+    return servable
 
 
 def model_folder(run: str) -> Path:

@@ -1,2 +1,4 @@
-"""Resolves settings (fields, rules, recipes and flags) to one frozen TrainConfig. Imports no
-TensorFlow."""
+"""Resolves settings (fields, rules, recipes and flags) to one frozen TrainConfig.
+
+Imports no TensorFlow.
+"""

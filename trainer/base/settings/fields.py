@@ -127,9 +127,9 @@ VERBOSE = setting(
 def nearest(name: str, known: Iterable[str]) -> str:
     """Returns `; did you mean 'x'?` for the most similar known name, or a full stop if none is
     similar."""
-    ratios = {
-        candidate: difflib.SequenceMatcher(None, candidate, name).ratio() for candidate in known
-    }
+    ratios = {}
+    for candidate in known:
+        ratios[candidate] = difflib.SequenceMatcher(None, candidate, name).ratio()
     closest = max(ratios, key=ratios.__getitem__, default="")
     return f"; did you mean '{closest}'?" if ratios.get(closest, 0.0) >= _CLOSE else "."
 
@@ -170,14 +170,14 @@ def coerce(field: Field, value: Any) -> Any:
         )
     if optional and (value is None or str(value).lower() == "none"):
         return None
+    # The value in its type, then its limits and choices.
     if is_switch(field) and str(value).lower() in BOOLEAN_WORDS:
         result: Any = BOOLEAN_WORDS[str(value).lower()]
         result = result if kind is bool else as_text(result)
     else:
         try:
-            result = (
-                rules["read"](as_text(value)) if rules["read"] else _converted(field, kind, value)
-            )
+            read = rules["read"]
+            result = read(as_text(value)) if read else _converted(field, kind, value)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             form = f", written as {rules['metavar']}" if rules["metavar"] and kind is dict else ""
             rule = str(error) if rules["read"] else f"must be {_TYPES[kind][0]}{form}"
@@ -206,11 +206,11 @@ def _converted(field: Field, kind: type, value: Any) -> Any:
         return tuple(_scalar(str, text) for text in texts)
     if kind is dict:
         sign = ":" if parts[0] is int else "="
-        items = (
-            value.items()
-            if isinstance(value, Mapping)
-            else [str(pair).split(sign, 1) for pair in _split(value)]
-        )
+        items: Collection[Any]
+        if isinstance(value, Mapping):
+            items = value.items()
+        else:
+            items = [str(pair).split(sign, 1) for pair in _split(value)]
         converted = {_scalar(parts[0], key): _scalar(parts[1], part) for key, part in items}
         if len(converted) < len(items) or "" in converted:
             raise ValueError
@@ -242,8 +242,10 @@ def _scalar(kind: type, value: Any) -> Any:
 
 
 def coerce_all(fields: Mapping[str, Field], values: Values, origin: str = "") -> dict[str, Any]:
-    """Returns values as the types of their fields. Raises UserError, naming `origin`, a file, if
-    one does not fit."""
+    """Returns values as the types of their fields.
+
+    Raises UserError, naming `origin`, a file, if one does not fit.
+    """
     result = {}
     for key, value in values.items():
         try:
@@ -261,15 +263,16 @@ def as_text(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return str(value).lower()
     if isinstance(value, Mapping):
-        return ",".join(
-            f"{key}{':' if isinstance(key, int) else '='}{part}" for key, part in value.items()
-        )
+        signs = {key: ":" if isinstance(key, int) else "=" for key in value}
+        return ",".join(f"{key}{signs[key]}{part}" for key, part in value.items())
     return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
 def write_flags(values: Values, fields: Mapping[str, Field] | None = None) -> list[str]:
-    """Returns values as arguments of a command. `fields`: those of which some are positional or
-    repeated."""
+    """Returns values as arguments of a command.
+
+    `fields`: those of which some are positional or repeated.
+    """
     arguments: list[str] = []
     flags: list[str] = []
     for name, value in values.items():
@@ -307,12 +310,13 @@ def read_flags(
     """
     texts: dict[str, Any] = {}
     bare: list[str] = []
-    left = list(words)
-    while left:
-        word = left.pop(0)
+    waiting = list(words)
+    while waiting:
+        word = waiting.pop(0)
         if not word.startswith("-"):
             bare.append(word)
             continue
+        # The field that the flag names; --no_NAME is NAME=false.
         flag, equals, text = word.partition("=")
         name = flag_name(word)
         if not name:
@@ -326,20 +330,18 @@ def read_flags(
         name = f"{name}_" if f"{name}_" in fields else name
         field = fields.get(name)
         if field is None or field.metadata["positional"]:
-            flags = [
-                key.removesuffix("_")
-                for key, known in fields.items()
-                if not known.metadata["positional"]
-            ]
+            keys = [key for key in fields if not fields[key].metadata["positional"]]
+            flags = [key.removesuffix("_") for key in keys]
             raise UserError(f"unknown flag --{name}{nearest(name, flags)} {about_unknown(name)}")
+        # Its text: what follows, unless the flag may stand alone.
         if not equals:
-            following = left[0].lower() if left else "--"
+            following = waiting[0].lower() if waiting else "--"
             if not is_switch(field):
                 if following.startswith("--"):
                     raise UserError(f"{flag} has no value: write {flag}=VALUE")
-                text = left.pop(0)
+                text = waiting.pop(0)
             elif following in BOOLEAN_WORDS or following in field.metadata["choices"]:
-                text = left.pop(0)
+                text = waiting.pop(0)
             else:
                 text = "true"
         if field.metadata["once"] and texts.get(name, text) != text:
@@ -348,6 +350,7 @@ def read_flags(
             texts.setdefault(name, []).append(text)
         else:
             texts[name] = text
+    # Words without a flag are those of the positional fields, in their order.
     for field in fields.values():
         if field.metadata["positional"] and bare:
             several = value_type(field)[0] is tuple
@@ -383,16 +386,15 @@ def answer_help(words: Sequence[str], usage: Usage, fields: Iterable[Field]) -> 
         raise SystemExit(0)
     if {"-h", "--help", "--help=all"}.isdisjoint(words):
         return
+    # Positional arguments come first; without --help=all only what most runs need.
     described = sorted(
         (field for field in fields if field.metadata["meaning"]),
         key=lambda field: not field.metadata["positional"],
     )
     usual = () if "--help=all" in words else usage.usual
-    shown = [
-        field
-        for field in described
-        if not usual or field.name in usual or field.metadata["positional"]
-    ]
+    listed = [item for item in described if item.name in usual or item.metadata["positional"]]
+    if not usual:
+        listed = described
     parser = argparse.ArgumentParser(
         prog=usage.program,
         usage=f"%(prog)s {usage.arguments}",
@@ -401,18 +403,17 @@ def answer_help(words: Sequence[str], usage: Usage, fields: Iterable[Field]) -> 
         add_help=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    # Each setting in its group, with its limits, unit and default.
     groups: dict[str, Any] = {}
-    for field in shown:
+    for field in listed:
         rules = field.metadata
         kind, _ = value_type(field)
         parts = [rules["meaning"]]
         if rules["choices"]:
             parts.append(f"one of {', '.join(map(as_text, rules['choices']))}")
-        parts += [
-            f"{words} {rules[key]:.10g}"
-            for key, (words, _) in _LIMITS.items()
-            if rules[key] is not None
-        ]
+        for key, (limit, _) in _LIMITS.items():
+            if rules[key] is not None:
+                parts.append(f"{limit} {rules[key]:.10g}")
         if rules["unit"]:
             parts.append(f"in {rules['unit']}")
         default = default_of(field)
@@ -429,14 +430,16 @@ def answer_help(words: Sequence[str], usage: Usage, fields: Iterable[Field]) -> 
             help="; ".join(parts).replace("%", "%%"),
             metavar=rules["metavar"] or _TYPES[kind][1],
         )
-    hidden = len(described) - len(shown)
+    hidden = len(described) - len(listed)
     print(parser.format_help() + (f"\n--help=all shows {hidden} more" if hidden else ""))
     raise SystemExit(0)
 
 
 def read_options(kind: type[Options], texts: Values, usage: Usage) -> Options:
-    """Returns the options of a command from their texts or values. Raises UserError for a wrong or
-    a missing one."""
+    """Returns the options of a command from their texts or values.
+
+    Raises UserError for a wrong or a missing one.
+    """
     fields = fields_of(kind)
     values = coerce_all(fields, {name: text for name, text in texts.items() if name in fields})
     for name, field in fields.items():

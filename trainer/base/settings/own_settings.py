@@ -71,24 +71,23 @@ def read_parameters(path: str, origin: str, first: str = "") -> dict[str, Field]
         module = _Module.parse(module_name, first, origin)
     node = module.definition_of(name)
     if isinstance(node, ast.ClassDef):
-        methods = [
-            part
-            for part in node.body
-            if isinstance(part, ast.FunctionDef) and part.name == "__init__"
-        ]
+        methods = [part for part in node.body if isinstance(part, ast.FunctionDef)]
+        methods = [method for method in methods if method.name == "__init__"]
         if not methods:
             raise Unreadable(f"{name} is a class without an __init__ of its own")
         node = methods[-1]
     assert isinstance(node, ast.FunctionDef)
-    return {
-        parameter.arg: _field(module, parameter, default)
-        for parameter, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
-        if parameter.arg[0] != "_"
-    }
+    parameters = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+    settings = {}
+    for parameter, default in parameters:
+        if parameter.arg[0] != "_":
+            settings[parameter.arg] = _field(module, parameter, default)
+    return settings
 
 
 def refuse_missing_module(name: str, origin: str) -> None:
     """Raises UserError, with the nearest name, if Python does not find the package of a module.
+
     Imports nothing.
 
     origin: the setting that names the module, and its value.
@@ -181,6 +180,7 @@ class _Module:
             OSError,
         ) as error:
             raise Unreadable(f"{name} cannot be read: {reason(error)}") from None
+        # The names that it binds by an assignment or an import.
         package = name if spec.submodule_search_locations is not None else name.rpartition(".")[0]
         constants: dict[str, ast.expr] = {}
         imports: dict[str, tuple[str, str]] = {}
@@ -191,16 +191,14 @@ class _Module:
                     module = importlib.util.resolve_name(
                         "." * node.level + (node.module or ""), package
                     )
-                    imports |= {
-                        (alias.asname or alias.name): (module, alias.name) for alias in node.names
-                    }
+                    for alias in node.names:
+                        imports[alias.asname or alias.name] = (module, alias.name)
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
                 imports.pop(node.name, None)
             if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value:
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                constants |= {
-                    target.id: node.value for target in targets if isinstance(target, ast.Name)
-                }
+                names = [target.id for target in targets if isinstance(target, ast.Name)]
+                constants |= dict.fromkeys(names, node.value)
         return cls(name, origin, file, source, tree, constants, imports)
 
     def definition_of(self, name: str) -> ast.FunctionDef | ast.ClassDef:
@@ -208,9 +206,8 @@ class _Module:
 
         Raises UserError if the module cannot have such a name.
         """
-        definitions = [
-            node for node in self.tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))
-        ]
+        kinds = (ast.FunctionDef, ast.ClassDef)
+        definitions = [node for node in self.tree.body if isinstance(node, kinds)]
         for node in reversed(definitions):
             if node.name == name:
                 return node
@@ -250,41 +247,42 @@ class _Module:
                 args=parts,
                 keywords=words,
             ):
-                named = {word.arg or "": self.value_of(word.value) for word in words}
-                return Setting(*map(self.value_of, parts), **named)
+                keywords = {word.arg or "": self.value_of(word.value) for word in words}
+                return Setting(*map(self.value_of, parts), **keywords)
         raise ValueError
 
 
 def _field(module: _Module, parameter: ast.arg, default: ast.expr | None) -> Field:
-    """Returns a parameter as a field. Raises UserError if its type or its default cannot be those
-    of a setting."""
-    where = f"{module.origin}: {module.file}:{parameter.lineno}: its setting {parameter.arg}"
+    """Returns a parameter as a field.
+
+    Raises UserError if its type or its default cannot be those of a setting.
+    """
+    subject = f"{module.origin}: {module.file}:{parameter.lineno}: its setting {parameter.arg}"
+    # Its default and its type, from the source.
     try:
         value = REQUIRED if default is None else module.value_of(default)
     except (ValueError, TypeError, RecursionError):
         raise UserError(
-            f"{where} has a default that is not a literal: write the value itself, or the name of a"
-            " constant of this module that is one"
+            f"{subject} has a default that is not a literal: write the value itself, or the name of"
+            " a constant of this module that is one"
         ) from None
     if parameter.annotation is None and type(value) not in _PLAIN:
-        raise UserError(f"{where} has no type: {_ALLOWED}")
+        raise UserError(f"{subject} has no type: {_ALLOWED}")
     try:
-        annotation = (
-            type(value) if parameter.annotation is None else module.value_of(parameter.annotation)
-        )
+        annotation: Any = type(value)
+        if parameter.annotation is not None:
+            annotation = module.value_of(parameter.annotation)
         kinds, about = _types_and_setting(annotation)
         (kind,) = kinds - {type(None)}
-        limits = [
-            limit for limit in (about.minimum, about.maximum, about.above) if limit is not None
-        ]
-        if kind not in ((int, float) if limits else _PLAIN) or not {*map(type, limits)} <= {
-            int,
-            float,
-        }:
+        # Only a number has limits, which are numbers.
+        limits = {about.minimum, about.maximum, about.above} - {None}
+        allowed = (int, float) if limits else _PLAIN
+        if kind not in allowed or not {*map(type, limits)} <= {int, float}:
             raise ValueError
     except (ValueError, TypeError, RecursionError):
         text = ast.unparse(parameter.annotation or parameter)[:100]
-        raise UserError(f"{where} is of type {text}: {_ALLOWED}") from None
+        raise UserError(f"{subject} is of type {text}: {_ALLOWED}") from None
+    # The field, whose default must be of its type and within its limits.
     optional = type(None) in kinds
     field: Field = setting(
         value,
@@ -294,11 +292,11 @@ def _field(module: _Module, parameter: ast.arg, default: ast.expr | None) -> Fie
     field.type = kind | None if optional else kind
     fits = value is REQUIRED or (value is None and optional) or type(value) is kind
     if not fits and not (kind is float and type(value) is int):
-        raise UserError(f"{where} is {type_and_default(field)}: the default must be of its type")
+        raise UserError(f"{subject} is {type_and_default(field)}: the default must be of its type")
     try:
         field.default = value if value is REQUIRED else coerce(field, value)
     except UserError as error:
-        raise UserError(f"{where}: its default does not fit: {error}") from None
+        raise UserError(f"{subject}: its default does not fit: {error}") from None
     return field
 
 
@@ -318,9 +316,8 @@ def _types_and_setting(annotation: Any) -> tuple[set[type], Setting]:
     origin = get_origin(annotation)
     parts = get_args(annotation)
     if origin is Literal:
-        return {*map(type, parts)}, Setting(
-            "", choices=tuple(part for part in parts if part is not None)
-        )
+        choices = tuple(part for part in parts if part is not None)
+        return {*map(type, parts)}, Setting("", choices=choices)
     if origin is Annotated:
         kinds, about = _types_and_setting(parts[0])
         for part in parts[1:]:
@@ -361,13 +358,13 @@ class OwnSettings:
     """Holds the settings that a run has: `settings` is the config of its model, with a field for
     each of its functions.
 
-    named: the values of the settings in FUNCTIONS; values that name no function are ignored; first:
+    values: those of the settings in FUNCTIONS; values that name no function are ignored; first:
         a folder that is searched before Python's own path. Raises UserError if a parameter cannot
         be a setting.
     """
 
-    def __init__(self, named: Values, first: str = "") -> None:
-        model = str(named.get("model", ""))
+    def __init__(self, values: Values, first: str = "") -> None:
+        model = str(values.get("model", ""))
         self._model = model
         self._functions: list[str] = []  # the user's functions, as model=mine.nets:build
         self._unreadable: list[str] = []  # functions whose settings are not known, and why
@@ -377,10 +374,11 @@ class OwnSettings:
                 " or your own package.module:function"
             )
         config = MODELS[model].settings if model in MODELS else TrainConfig
-        known = fields_of(config)
+        of_trainer = fields_of(config)
+        # The settings of each function, which no two functions may have in different forms.
         added: dict[str, Field] = {}
         for function in FUNCTIONS:
-            path = named.get(function)
+            path = values.get(function)
             if not isinstance(path, str) or not is_dotted(path):
                 continue
             flag = f"{function}={path}"
@@ -391,15 +389,15 @@ class OwnSettings:
                 continue
             self._functions.append(flag)
             for name, field in parameters.items():
-                ours = name.removeprefix("no_")
+                base = name.removeprefix("no_")
                 if (
-                    ours in known
-                    or hasattr(TrainConfig, ours)
+                    base in of_trainer
+                    or hasattr(TrainConfig, base)
                     or name in ("help", "print_config", "verbose")
                 ):
                     raise UserError(
                         f"{flag}: its setting {name} has the name of a flag of the trainer: read"
-                        f" config.{ours}, or rename the parameter"
+                        f" config.{base}, or rename the parameter"
                     )
                 earlier = added.get(name, field)
                 functions = (*earlier.metadata.get(_FUNCTIONS_KEY, ()), flag)
@@ -414,6 +412,7 @@ class OwnSettings:
                     {**field.metadata, "group": group, _FUNCTIONS_KEY: functions}
                 )
                 added[name] = field
+        # The config of the model, with a field for each of them.
         self.settings = config
         if added:
             extended = dataclasses.make_dataclass(
@@ -434,9 +433,7 @@ class OwnSettings:
         there is none."""
         if self._unreadable:
             return f" (settings of your own functions are not known: {'; '.join(self._unreadable)})"
-        if models := [
-            model for model, about in MODELS.items() if name in fields_of(about.settings)
-        ]:
+        if models := [model for model in MODELS if name in fields_of(MODELS[model].settings)]:
             return f" ({name} is a setting of {', '.join(models)}, not of model={self._model})"
         if self._functions:
             return f" (settings of {' and '.join(self._functions)} are the parameters after a `*`)"
@@ -445,10 +442,11 @@ class OwnSettings:
     def without_others(self, values: Values) -> dict[str, Any]:
         """Returns the values without settings of other built-in models: the recipe may be for
         another model."""
-        others = {
-            name for model in MODELS.values() for name in fields_of(model.settings)
-        } - self.fields.keys()
-        return {name: value for name, value in values.items() if name not in others}
+        of_models = set[str]()
+        for model in MODELS.values():
+            of_models |= fields_of(model.settings).keys()
+        foreign = of_models - self.fields.keys()
+        return {name: value for name, value in values.items() if name not in foreign}
 
 
 def refuse_missing_modules(config: TrainConfig) -> None:

@@ -86,8 +86,10 @@ class Overrides:
 
     @classmethod
     def parse(cls, words: Sequence[str], folder: str = "") -> "Overrides":
-        """Returns the settings in arguments of `trainer.task`. Raises UserError for a mistake in
-        them."""
+        """Returns the settings in arguments of `trainer.task`.
+
+        Raises UserError for a mistake in them.
+        """
         return parse_request(
             TaskOptions, words, Usage("python -m trainer.task", ""), folder
         ).overrides
@@ -116,11 +118,8 @@ class Overrides:
         count.
         """
         of_file = self.of_recipe if self.names_recipe_file else {}
-        changed = [
-            name
-            for name, value in of_file.items()
-            if value != default_of(self.functions.fields[name])
-        ]
+        fields = self.functions.fields
+        changed = [name for name in of_file if of_file[name] != default_of(fields[name])]
         return {*self.values, *changed}
 
     @property
@@ -181,8 +180,10 @@ class Request(Generic[Options]):
 
     @cached_property
     def config(self) -> TrainConfig:
-        """Returns the resolved settings. Raises UserError if they contradict each other, or one has
-        no effect."""
+        """Returns the resolved settings.
+
+        Raises UserError if they contradict each other, or one has no effect.
+        """
         config = self.overrides.resolve()
         check_used(self.overrides.named, config)
         return config
@@ -205,8 +206,9 @@ def make_request(
 def parse_request(
     kind: type[Options], words: Sequence[str], usage: Usage, folder: str = ""
 ) -> Request[Options]:
-    """Returns the request of a command line. Raises UserError for a mistake in it, SystemExit(0)
-    for --help.
+    """Returns the request of a command line.
+
+    Raises UserError for a mistake in it, SystemExit(0) for --help.
 
     folder: one that is searched first for the user's own functions.
     """
@@ -315,11 +317,11 @@ def to_recipe(config: TrainConfig) -> str:
     """Returns the settings as a recipe for the same run."""
     fields = fields_of(type(config))
     values = {name: getattr(config, name) for name in fields if name != "recipe"}
-    written = {
-        name: [*value] if isinstance(value, tuple) else value
-        for name, value in values.items()
-        if value not in (None, "") or default_of(fields[name]) not in (None, "")
-    }
+    # What is empty, and empty by default, is left out.
+    written = {}
+    for name, value in values.items():
+        if value not in (None, "") or default_of(fields[name]) not in (None, ""):
+            written[name] = [*value] if isinstance(value, tuple) else value
     return yaml.safe_dump(written, sort_keys=False)
 
 

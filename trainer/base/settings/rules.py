@@ -1,5 +1,6 @@
-"""Names the metrics of a run, and checks the settings of a run against each other. Imports no
-TensorFlow.
+"""Names the metrics of a run, and checks the settings of a run against each other.
+
+Imports no TensorFlow.
 
 A config that `check` accepts has no two settings that contradict each other; what a built-in model
 needs of its settings is checked by its config class in `model_settings`.
@@ -68,6 +69,7 @@ def check(config: TrainConfig) -> None:
             f"class_weight={as_text(config.class_weight)}: classes are numbered from 0: write"
             " 0:1,1:6.5"
         )
+    # Settings that contradict each other.
     one_device = config.strategy == "one_device"
     if one_device and config.replicas > 1:
         raise contradiction(config, "strategy", "replicas", "drop one of them")

@@ -1,5 +1,7 @@
-"""Divides the examples of a dataset into steps: how many an epoch has, and a run. Imports no
-TensorFlow."""
+"""Divides the examples of a dataset into steps: how many an epoch has, and a run.
+
+Imports no TensorFlow.
+"""
 
 import sys
 from dataclasses import dataclass

@@ -30,8 +30,10 @@ AUGMENTATIONS = ("flip", "crop")
 
 
 def in_group(group: str) -> Callable[..., Any]:
-    """Returns a function that declares settings of a group of --help. An empty text may replace
-    that of a recipe."""
+    """Returns a function that declares settings of a group of --help.
+
+    An empty text may replace that of a recipe.
+    """
 
     def declare(default: Any, meaning: str, **rules: Any) -> Any:
         may_be_empty = default in ("", (), {})
@@ -57,8 +59,9 @@ _PIXELS = "the data have examples of their own shape: let their function read it
 
 @dataclass(frozen=True, eq=False)
 class TrainConfig:
-    """Holds every setting of a run. Field names are the flags, the keys of a recipe and the keys of
-    run.json.
+    """Holds every setting of a run.
+
+    Field names are the flags, the keys of a recipe and the keys of run.json.
 
     A resolved config is of a subclass that `OwnSettings` makes, with the settings of its model,
     data and callbacks.
@@ -293,8 +296,8 @@ class TrainConfig:
     @property
     def inputs(self) -> dict[str, str]:
         """Returns the settings that may name a file or folder to read, and their values."""
-        others = [field.name for field in fields(self) if field.metadata["reads"]]
-        return {"data": split_kind(self.data)[1], **{name: getattr(self, name) for name in others}}
+        names = [field.name for field in fields(self) if field.metadata["reads"]]
+        return {"data": split_kind(self.data)[1], **{name: getattr(self, name) for name in names}}
 
     @property
     def evaluation_batch(self) -> int:
@@ -320,11 +323,13 @@ class TrainConfig:
         return steps
 
     def rows_per_replica(self, replicas: int) -> int:
-        """Returns how many rows of a global batch each of `replicas` gets. Raises UserError if it
-        does not divide.
+        """Returns how many rows of a global batch each of `replicas` gets.
+
+        Raises UserError if it does not divide.
 
         A replica's rows must also divide into micro-batches.
         """
+        # What the batch must divide by: virtual replicas, or replicas and micro-batches.
         count = self.virtual_replicas
         batch = self.global_batch_size
         if count:
@@ -348,6 +353,7 @@ class TrainConfig:
                 f"{replicas} replicas": replicas,
                 f"micro_batches={self.micro_batches}": self.micro_batches,
             }
+        # The nearest batches that divide.
         unit = math.prod(factors.values())
         if left_over := batch % unit:
             over = " x ".join(words for words, factor in factors.items() if factor > 1)
@@ -357,12 +363,10 @@ class TrainConfig:
         return batch // replicas
 
     def micro_batches_on(self, replicas: int) -> int:
-        """Returns into how many micro-batches each of this many replicas cuts its rows."""
-        return (
-            max(1, self.virtual_replicas // replicas)
-            if self.virtual_replicas
-            else self.micro_batches
-        )
+        """Returns into how many micro-batches each of so many replicas divides its rows."""
+        if self.virtual_replicas:
+            return max(1, self.virtual_replicas // replicas)
+        return self.micro_batches
 
 
 # Settings that most runs need, which --help shows.

@@ -1,5 +1,6 @@
-"""Decides from the settings of a run and its number of devices whether XLA compiles its steps. No
-TensorFlow.
+"""Decides from the settings of a run and its number of devices whether XLA compiles its steps.
+
+No TensorFlow.
 
 trainer/training/xla_choice.py adds what model and processor show; a plan needs the answer before
 there is a model.
@@ -48,11 +49,9 @@ def reason_against(config: TrainConfig, steps: int, size: Callable[[], int]) -> 
     if steps < FEWEST_STEPS:
         return f"{steps} steps are too few"
     operations = size()
-    return (
-        f"{steps} steps of {operations:,} operations are too few"
-        if steps * operations < FEWEST_OPERATIONS
-        else ""
-    )
+    if steps * operations >= FEWEST_OPERATIONS:
+        return ""
+    return f"{steps} steps of {operations:,} operations are too few"
 
 
 def compiles(config: TrainConfig, steps: int, kernels: int) -> bool:

@@ -57,8 +57,10 @@ class _StrictLoader(yaml.SafeLoader):
     digits inflate."""
 
     def get_single_node(self) -> Any:
-        """Returns the document. Raises YAMLError if it is too large once its aliases are
-        expanded."""
+        """Returns the document.
+
+        Raises YAMLError if it is too large once its aliases are expanded.
+        """
         node = super().get_single_node()
         if node is not None and _expanded_size(node, {}) > _MAX_VALUES:
             raise yaml.YAMLError(f"more than {_MAX_VALUES:,} values once its aliases are expanded")
@@ -76,8 +78,10 @@ class _StrictLoader(yaml.SafeLoader):
 
 
 def _expanded_size(node: Any, sizes: dict[int, int]) -> int:
-    """Returns the number of values in a YAML node with its aliases expanded. `sizes` caches those
-    of other nodes."""
+    """Returns the number of values in a YAML node with its aliases expanded.
+
+    `sizes` caches those of other nodes.
+    """
     if id(node) not in sizes:
         sizes[id(node)] = _MAX_VALUES  # a node that contains itself never ends
         if isinstance(node, yaml.ScalarNode):
@@ -85,10 +89,8 @@ def _expanded_size(node: Any, sizes: dict[int, int]) -> int:
             if node.tag.endswith(":int") and len(node.value) > _MAX_DIGITS:
                 raise yaml.YAMLError(f"a number of {len(node.value):,} digits")
         else:
-            inner = [
-                part
-                for item in node.value
-                for part in (item if isinstance(item, tuple) else (item,))
-            ]
+            inner = []
+            for item in node.value:  # of a mapping a pair
+                inner += item if isinstance(item, tuple) else [item]
         sizes[id(node)] = 1 + sum(_expanded_size(part, sizes) for part in inner)
     return sizes[id(node)]

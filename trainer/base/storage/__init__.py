@@ -8,6 +8,7 @@ beforehand and downloads data.
 
 from trainer.base.storage.local_files import (
     Address,
+    atomic_folder,
     cannot_write,
     expanded,
     is_locked,
@@ -19,13 +20,13 @@ from trainer.base.storage.local_files import (
     parse,
     remove_parts,
     sync,
-    whole_folder,
     write_whole,
     writing,
 )
 
 __all__ = [
     "Address",
+    "atomic_folder",
     "cannot_write",
     "expanded",
     "is_locked",
@@ -37,7 +38,6 @@ __all__ = [
     "parse",
     "remove_parts",
     "sync",
-    "whole_folder",
     "write_whole",
     "writing",
 ]

@@ -1,5 +1,6 @@
-"""Lists, reads, writes and deletes objects of Cloud Storage. No other module uses
-google-cloud-storage.
+"""Lists, reads, writes and deletes objects of Cloud Storage.
+
+No other module uses google-cloud-storage.
 
 The client's own policy retries requests up to a deadline, also after a refused token. This module
 adds what the client leaves to its caller: it reads a long object in pieces, so that a late
@@ -54,7 +55,7 @@ class TransferLimits:
     tries: int = 3
     workers: int = 16  # concurrent transfers
     # bytes per read request, held in memory; reading them takes less than `retry`
-    piece: int = 2 * 2**20
+    block: int = 2 * 2**20
 
 
 LIMITS = TransferLimits()
@@ -126,8 +127,10 @@ def _connect(_emulator: str, limits: TransferLimits) -> "Gcs":
 
 
 class Gcs:
-    """Lists, reads, writes and deletes objects. Every method raises UserError or PlatformFault, one
-    line each."""
+    """Lists, reads, writes and deletes objects.
+
+    Every method raises UserError or PlatformFault, one line each.
+    """
 
     def __init__(self, limits: TransferLimits) -> None:
         # Otherwise the client requests each bucket's metadata, which an account that may only read
@@ -165,22 +168,21 @@ class Gcs:
         token: str | None = None
 
         def page() -> tuple[list[Remote], str | None]:
-            left = None if most is None else most - len(listed)
+            remaining = None if most is None else most - len(listed)
             blobs = self.client.list_blobs(
                 below.bucket,
                 prefix=below.prefix or None,
                 fields=_FIELDS,
-                max_results=left,
+                max_results=remaining,
                 page_token=token,
                 **self._once,
             )
-            return [
-                _remote(below.bucket, blob) for blob in next(blobs.pages)
-            ], blobs.next_page_token
+            remotes = [_remote(below.bucket, blob) for blob in next(blobs.pages)]
+            return remotes, blobs.next_page_token
 
         while True:
-            more, token = self._request(page, below, _LIST)
-            listed += more
+            remotes, token = self._request(page, below, _LIST)
+            listed += remotes
             if not token or len(listed) == most:
                 return listed
 
@@ -194,10 +196,10 @@ class Gcs:
     def location(self, bucket: str) -> str:
         """Returns the location of a bucket, as US or EUROPE-WEST4."""
         needed = "read its location (roles/storage.bucketViewer)"
-        about = self._request(
+        content = self._request(
             lambda: self.client.get_bucket(bucket, **self._once), Address(bucket, ""), needed
         )
-        return str(about.location)
+        return str(content.location)
 
     def download(
         self,
@@ -206,8 +208,9 @@ class Gcs:
         on_bytes: Callable[[int], None] = lambda size: None,
         cancelled: Event = NEVER,
     ) -> None:
-        """Writes the object to `file`, complete and verified, or removes the file. Calls `on_bytes`
-        with the progress.
+        """Writes the object to `file`, complete and verified, or removes the file.
+
+        Calls `on_bytes` with the progress.
 
         Raises PlatformFault if the content is wrong `limits.tries` times or the object no longer
         exists.
@@ -235,7 +238,7 @@ class Gcs:
             )
         import google_crc32c
 
-        def read_piece(start: int, end: int) -> bytes:
+        def read_block(start: int, end: int) -> bytes:
             blob = self._blob(remote.address, remote.generation)
             return bytes(
                 blob.download_as_bytes(
@@ -248,17 +251,18 @@ class Gcs:
                 )
             )
 
+        # Again from the start if the content arrived damaged.
         for _ in range(self.limits.tries):
             target.seek(0)
             target.truncate()
             checksum = google_crc32c.Checksum()
-            for start in range(0, remote.size, self.limits.piece):
-                end = min(start + self.limits.piece, remote.size) - 1
-                request = partial(read_piece, start, end)
-                piece = self._request(request, remote.address, _READ, end - start, cancelled)
-                target.write(piece)
-                checksum.update(piece)
-                on_bytes(len(piece))
+            for start in range(0, remote.size, self.limits.block):
+                end = min(start + self.limits.block, remote.size) - 1
+                request = partial(read_block, start, end)
+                block = self._request(request, remote.address, _READ, end - start, cancelled)
+                target.write(block)
+                checksum.update(block)
+                on_bytes(len(block))
             if (target.tell(), encoded(checksum)) == (remote.size, remote.crc32c):
                 return
             on_bytes(-target.tell())
@@ -270,8 +274,9 @@ class Gcs:
     def upload(
         self, content: Path | bytes, address: Address, replaced: int = 0, strict: bool = False
     ) -> int:
-        """Uploads a file or bytes and returns the new generation. `replaced`: the generation to
-        replace, 0 for none.
+        """Uploads a file or bytes and returns the new generation.
+
+        `replaced`: the generation to replace, 0 for none.
 
         If the object has another generation, its content is compared first: nothing is written if
         it is the same, as after a lost response. Raises Conflict if another process has written the
@@ -305,7 +310,7 @@ class Gcs:
         blob = self._blob(address)
         blob.metadata = writer()
         # The client sends a large object in several requests, and retries each.
-        retries = {"retry": self._retry_temporary} if size > self.limits.piece else {}
+        retries = {"retry": self._retry_temporary} if size > self.limits.block else {}
         # Opened for each attempt, because an abandoned one may still be reading.
         with open(content, "rb") if isinstance(content, Path) else io.BytesIO(content) as stream:
             try:
@@ -361,8 +366,10 @@ class Gcs:
         moved_bytes: int = 0,
         cancelled: Event = NEVER,
     ) -> T:
-        """Sends a request, with retries while they may help, and returns its answer. `needed`: see
-        `explained`."""
+        """Sends a request, with retries while they may help, and returns its answer.
+
+        `needed`: see `explained`.
+        """
         seconds = self.limits.read + moved_bytes / self.limits.rate
         with explained(str(address), needed):
             retried: Callable[..., T] = self._retry_refused(self._retry_temporary(in_time))
@@ -401,8 +408,10 @@ def encoded(checksum: Any) -> str:
 
 
 def in_time(work: Callable[[], T], seconds: float, cancelled: Event = NEVER) -> T:
-    """Calls `work` and returns its result. Raises TooSlow after `seconds`, Cancelled soon after the
-    event."""
+    """Calls `work` and returns its result.
+
+    Raises TooSlow after `seconds`, Cancelled soon after the event.
+    """
     if cancelled.is_set():
         raise Cancelled
     outcome: Future[T] = Future()
@@ -436,8 +445,10 @@ def is_refused_token(error: BaseException | None) -> bool:
 
 @contextmanager
 def explained(subject: str, needed: str = "") -> Iterator[None]:
-    """Turns errors of the client and the network into one line. `needed`: what the account must be
-    permitted to do."""
+    """Turns errors of the client and the network into one line.
+
+    `needed`: what the account must be permitted to do.
+    """
     try:
         yield
     except (UserError, PlatformFault, Cancelled):
@@ -458,6 +469,7 @@ def explained(subject: str, needed: str = "") -> Iterator[None]:
             ConnectionError,
             TimeoutError,
         )
+        # By its cause: login, permission, missing object, request, network, or disk.
         kind: type[UserError | PlatformFault] = UserError
         if is_refused_token(cause):
             kind = RefusedToken

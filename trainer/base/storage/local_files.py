@@ -31,8 +31,10 @@ _LOCKED: dict[tuple[int, int], int] = {}
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Represents gs://bucket/name. A folder's name has no trailing slash; a whole bucket has an
-    empty name."""
+    """Represents gs://bucket/name.
+
+    A folder's name has no trailing slash; a whole bucket has an empty name.
+    """
 
     bucket: str
     name: str
@@ -55,8 +57,10 @@ def is_remote(path: str) -> bool:
 
 
 def parse(path: str, name: str) -> Address | None:
-    """Returns the address in `path`, None for a local path. Raises UserError, naming the setting
-    `name`, for a typo."""
+    """Returns the address in `path`, None for a local path.
+
+    Raises UserError, naming the setting `name`, for a typo.
+    """
     if not is_remote(path):
         return None
     if not path.startswith("gs://") or path.startswith("gs:///"):
@@ -83,8 +87,10 @@ def output_address(path: str, name: str) -> Address | None:
 
 
 def local_path(path: str, name: str) -> Path:
-    """Returns `path` as a local Path. Raises UserError, naming the setting `name`, for an
-    address."""
+    """Returns `path` as a local Path.
+
+    Raises UserError, naming the setting `name`, for an address.
+    """
     if parse(path, name):
         raise UserError(f"{name}={path}: only local paths are supported here: use a local folder")
     return expanded(path)
@@ -110,9 +116,8 @@ def make_writable(folder: Path, name: str) -> None:
         ) from None
 
 
-def lock_folder(folder: Path, flag: str, shown: str) -> None:
-    """Locks `folder` until this process ends. Raises UserError, naming `flag` and `shown`, if
-    another one has.
+def lock_folder(folder: Path, flag: str, value: str) -> None:
+    """Locks `folder` until this process ends. Raises UserError, naming the flag, if another has.
 
     Where the file system has no locks, as in some network folders, nothing is locked.
     """
@@ -127,7 +132,7 @@ def lock_folder(folder: Path, flag: str, shown: str) -> None:
     except BlockingIOError:
         os.close(descriptor)
         raise UserError(
-            f"{flag}={shown}: another run is writing to it: wait, or use another --{flag}"
+            f"{flag}={value}: another run is writing to it: wait, or use another --{flag}"
         ) from None
     except OSError:
         log.debug("%s: this file system has no locks", folder)
@@ -175,11 +180,9 @@ def write_whole(path: Path, content: str | bytes | Callable[[Path], None]) -> No
             if callable(content):
                 content(part)
             else:
-                part.write_bytes(
-                    content.encode(errors="surrogateescape")
-                    if isinstance(content, str)
-                    else content
-                )
+                if isinstance(content, str):
+                    content = content.encode(errors="surrogateescape")
+                part.write_bytes(content)
             sync(part)
             os.replace(part, path)
         except BaseException:
@@ -216,7 +219,7 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def whole_folder(folder: Path) -> Iterator[Path]:
+def atomic_folder(folder: Path) -> Iterator[Path]:
     """Yields a scratch folder that replaces `folder` when the block succeeds and is removed when it
     fails."""
     beside = folder.with_name(f".{folder.name}.part")

@@ -35,8 +35,9 @@ _NETWORK = re.compile(
 
 
 def credentials(anew: bool = False) -> Any:
-    """Returns Google credentials for Python's client libraries. Raises GoogleAuthError
-    (google.auth) without any login.
+    """Returns Google credentials for Python's client libraries.
+
+    Raises GoogleAuthError (google.auth) without any login.
 
     `anew`: reads the login again, as after a refused token.
     """
@@ -60,6 +61,7 @@ def _credentials(*_environment: str) -> Any:
     from google.auth.exceptions import DefaultCredentialsError, RefreshError, TransportError
     from google.oauth2.credentials import Credentials as TokenCredentials
 
+    # A token in a file, then application default credentials, then the login of gcloud.
     token_file = gcloud_property("auth", "access_token_file")  # CI systems set it, without gcloud
     if not _has_default_credentials() and token_file:
         try:
@@ -110,11 +112,9 @@ def _credentials(*_environment: str) -> Any:
 
 def login_command() -> str:
     """Returns the command that renews the login which Python programs use."""
-    return (
-        "gcloud auth application-default login"
-        if _has_default_credentials()
-        else "gcloud auth login"
-    )
+    if _has_default_credentials():
+        return "gcloud auth application-default login"
+    return "gcloud auth login"
 
 
 def _has_default_credentials() -> bool:
@@ -139,9 +139,8 @@ def gcloud_environment() -> Iterator[dict[str, str]]:
     block. Raises google.auth.exceptions.GoogleAuthError if application default credentials give no
     token.
     """
-    configured = any(
-        gcloud_property("auth", key) for key in ("access_token_file", "credential_file_override")
-    )
+    keys = ("access_token_file", "credential_file_override")
+    configured = any(gcloud_property("auth", key) for key in keys)
     if configured or gcloud_account() or not _has_default_credentials():
         yield dict(os.environ)
         return

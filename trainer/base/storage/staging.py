@@ -47,10 +47,12 @@ def preflight(inputs: dict[str, str], outputs: dict[str, str]) -> None:
     """
     addresses = [(name, parse(path, name), False) for name, path in inputs.items()]
     addresses += [(name, output_address(path, name), True) for name, path in outputs.items()]
-    checks = [
-        (f"{name}={address}", address, written) for name, address, written in addresses if address
-    ]
+    checks = []
+    for name, address, written in addresses:
+        if address:
+            checks.append((f"{name}={address}", address, written))
 
+    # To be readable is to have an object; to be writable, to take a small one.
     def check_all() -> None:
         for setting, address, written in checks:
             try:
@@ -112,10 +114,9 @@ def listing(address: Address) -> list[Remote]:
     if not remotes and address.name and (single := gcs.get(address)):
         remotes = [single]
     # Consoles create an empty object with a trailing slash for a folder.
-    _listed[address] = [
-        remote for remote in remotes if remote.size or not remote.address.name.endswith("/")
-    ]
-    return _listed[address]
+    files = [item for item in remotes if item.size or not item.address.name.endswith("/")]
+    _listed[address] = files
+    return files
 
 
 @contextmanager
@@ -160,7 +161,7 @@ class Staged:
         is_needed: returns whether to download an object, from its name below the address.
         """
         chosen = {below: remote for below, remote in self.objects.items() if is_needed(below)}
-        kept = {str(self.local / name) for name in self.objects}
+        expected = {str(self.local / name) for name in self.objects}
         parts = self.home / "parts"
 
         def is_present(below: str) -> bool:
@@ -184,14 +185,15 @@ class Staged:
                 self.local.parent.mkdir(exist_ok=True)
                 # Remove files that have no object, also a file where a folder is needed and the
                 # other way round.
-                if not self.local.is_dir() and str(self.local) not in kept:
+                if not self.local.is_dir() and str(self.local) not in expected:
                     self.local.unlink(missing_ok=True)
                 for folder, _, files in os.walk(self.local, topdown=False):
                     for file in files:
-                        if os.path.join(folder, file) not in kept:
+                        if os.path.join(folder, file) not in expected:
                             os.unlink(os.path.join(folder, file))
                     if not os.listdir(folder):
                         os.rmdir(folder)
+                # Download what is missing, if the disk has room for it.
                 with ThreadPoolExecutor(self._gcs.limits.workers) as pool:
                     present = list(pool.map(is_present, chosen))
                 missing = [below for below, whole in zip(chosen, present, strict=True) if not whole]
@@ -229,9 +231,8 @@ def _refuse_names(names: Iterable[str], root: Path, setting: str) -> None:
     files = set(names)
     for name in sorted(files):
         parts = name.split("/")
-        *lengths, length = (
-            len(part.encode(errors="surrogatepass")) for part in (*parts, f"{root}/{name}")
-        )
+        lengths = [len(part.encode(errors="surrogatepass")) for part in parts]
+        length = len(f"{root}/{name}".encode(errors="surrogatepass"))
         folders = {"/".join(parts[:count]) for count in range(1, len(parts))} & files
         why = f"{setting}: the object {name[:100]!r} cannot be a local file"
         if {"", ".", ".."} & {*parts}:
@@ -272,14 +273,14 @@ def transfer_bar(label: str, size: int, files: int, quiet: bool) -> Iterator[Cal
     transferred = 0
     lock = Lock()
 
-    def advance(more: int) -> None:
+    def advance(count: int) -> None:
         nonlocal transferred, logged
         with lock:
-            transferred += more
+            transferred += count
             if not (bar.shown or quiet) and time.monotonic() > logged + _LOG_SECONDS:
                 logged = time.monotonic()
                 log.info(f"{label}: {transferred / 1e6:,.0f} of {size / 1e6:,.0f} MB")
-        bar.update(advance=more)
+        bar.update(advance=count)
 
     with closing(ProgressBar("bar", "bytes", "speed", "left", total=size, hidden=quiet)) as bar:
         yield advance

@@ -10,7 +10,7 @@ from tests.support import refused
 from trainer.base.run_files.job_directory import open_job_dir
 from trainer.base.run_files.job_files import read_result, record_failure, write_json
 from trainer.base.settings.train_config import TrainConfig
-from trainer.base.storage import whole_folder, write_whole
+from trainer.base.storage import atomic_folder, write_whole
 
 
 def test_every_folder_is_in_job_dir(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -144,9 +144,9 @@ def test_two_processes_can_write_one_file_at_the_same_time(
 
 def test_a_folder_that_fails_half_way_leaves_the_old_one(tmp_path: Path) -> None:
     folder = tmp_path / "model"
-    with whole_folder(folder) as beside:
+    with atomic_folder(folder) as beside:
         (beside / "one").write_text("1")
-    with refused("cannot be written: No such file"), whole_folder(folder) as beside:
+    with refused("cannot be written: No such file"), atomic_folder(folder) as beside:
         (beside / "two" / "three").write_text("2")
     assert [path.name for path in tmp_path.rglob("*")] == ["model", "one"]
 

@@ -15,7 +15,7 @@ from trainer.base.storage import gcs
 from trainer.base.storage.local_files import Address
 
 QUICK = gcs.TransferLimits(
-    retry=4, pause=0.1, connect=1, read=0.5, rate=2**30, workers=4, piece=2**20
+    retry=4, pause=0.1, connect=1, read=0.5, rate=2**30, workers=4, block=2**20
 )
 
 

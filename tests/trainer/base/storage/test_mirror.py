@@ -29,7 +29,7 @@ def write_one(root: Path, name: str) -> Path:
 def opened(bucket: Bucket, root: Path) -> Iterator[Mirror]:
     """Mirrors the folder to runs/7 as a run does that has locked it."""
     with closing(Mirror({root: bucket.address("runs/7")})) as mirror:
-        mirror.outline(root, root / "checkpoints")
+        mirror.prepare(root, root / "checkpoints")
         yield mirror
 
 

@@ -29,8 +29,10 @@ _TAGS = 100
 
 
 class MlflowRuns:
-    """Implements `Tracker` for MLflow. It finds a run by our id in a tag, so that a restart creates
-    no second run."""
+    """Implements `Tracker` for MLflow.
+
+    It finds a run by our id in a tag, so that a restart creates no second run.
+    """
 
     def __init__(self, address: TrackerAddress) -> None:
         for name, value in _ENVIRONMENT.items():
@@ -53,6 +55,7 @@ class MlflowRuns:
         name = self._address.name
         server = self._address.server
         with self._refusals():
+            # The experiment, created if there is none.
             if (experiment := client.get_experiment_by_name(name)) is None:
                 try:
                     client.create_experiment(name)
@@ -61,54 +64,48 @@ class MlflowRuns:
                         raise
                 experiment = client.get_experiment_by_name(name)
 
+            # The run with our id, or a new one.
             experiment_id = str(experiment.experiment_id)
-            known = self._find(experiment_id, run.id)
-            if known is None:
+            tracked = self._find(experiment_id, run.id)
+            if tracked is None:
                 parent = self._find(experiment_id, run.parent) if run.parent else None
                 tags = {
                     _ID: run.id,
                     **({"mlflow.parentRunId": parent.info.run_id} if parent else {}),
                 }
-                known = client.create_run(experiment_id, tags=tags, run_name=run.name)
-            self._run = known.info.run_id
-            self._tags = known.data.tags
-            self._parameters = known.data.params
-            if known.info.status != "RUNNING":
+                tracked = client.create_run(experiment_id, tags=tags, run_name=run.name)
+            self._run = tracked.info.run_id
+            self._tags = tracked.data.tags
+            self._parameters = tracked.data.params
+            if tracked.info.status != "RUNNING":
                 client.update_run(self._run, status="RUNNING")
-        steps = {metric.key: metric.step for metric in known.data.to_proto().metrics}
-        link = (
-            f"{server}/#/experiments/{experiment_id}/runs/{self._run}"
-            if server.startswith("http")
-            else server
-        )
+        steps = {metric.key: metric.step for metric in tracked.data.to_proto().metrics}
+        link = server
+        if server.startswith("http"):
+            link = f"{server}/#/experiments/{experiment_id}/runs/{self._run}"
         return Opened(link, lambda name: steps.get(_allowed(name), -1))
 
     def send(self, run: TrackedRun, points: Sequence[Point]) -> None:
         from mlflow.entities import Metric, Param, RunTag
 
-        metrics = [
-            Metric(_allowed(name), value, int(1000 * point.time), point.step)
-            for point in points
-            for name, value in point.values.items()
-        ]
+        metrics = []
+        for point in points:
+            milliseconds = int(1000 * point.time)
+            for name, value in point.values.items():
+                metrics.append(Metric(_allowed(name), value, milliseconds, point.step))
         values = {_allowed(name): value for name, value in run.parameters.items()}
         fresh = {name: value for name, value in values.items() if name not in self._parameters}
         # A parameter of MLflow never changes: a new value, as of `replicas` after a restart,
         # becomes a tag.
-        changed = {
-            name: value
-            for name, value in values.items()
-            if self._parameters.get(name, value) != value
-        }
-        described = {"mlflow.note.content": run.description} if run.description else {}
-        all_tags = {
-            **{_allowed(name): value for name, value in run.tags.items()},
-            **changed,
-            **described,
-        }
+        stored = {**values, **self._parameters}
+        changed = {name: value for name, value in values.items() if stored[name] != value}
+        all_tags = {_allowed(name): value for name, value in run.tags.items()} | changed
+        if run.description:
+            all_tags["mlflow.note.content"] = run.description
         tags = {name: value for name, value in all_tags.items() if self._tags.get(name) != value}
         parts = [[Param(*item) for item in fresh.items()], [RunTag(*item) for item in tags.items()]]
         with self._refusals():
+            # Only as much at a time as one request may hold.
             while metrics or any(parts):
                 self._client.log_batch(
                     self._run, metrics[:_METRICS], *(part[:_TAGS] for part in parts)

@@ -91,8 +91,8 @@ class RunFiles:
             return points if ended else points[:-1]
         results = {name: value for name, value in result.items() if name not in _NOT_RESULTS}
         flat = {**dict(_flat("", results)), **dict(_numbers(mapping(result, "final")))}
-        named = {f"result/{name}": value for name, value in flat.items()}
-        return [*points, Point(result.get("steps", 0), time, {**named, **self.more})]
+        values = {f"result/{name}": value for name, value in flat.items()}
+        return [*points, Point(result.get("steps", 0), time, {**values, **self.more})]
 
     def run(self, *, ended: bool) -> TrackedRun:
         """Returns the run without its points: settings, tags, state and files."""
@@ -101,17 +101,16 @@ class RunFiles:
         config = {key: text_of(value) for key, value in mapping(info, "config").items()}
         state = _STATES.get(str(result.get("state")), "killed") if ended else "running"
         grids = sorted(self.folder.glob(SAMPLE_FILES))[-1:] if ended else []
-        where = self.where.rstrip("/")
-        identity = str(info.get("id") or digest([config, where]))
-        name = self.name or where.rsplit("/", 1)[-1]
-        data = {
-            key: value
-            for key, value in mapping(info, "data").items()
-            if key in ("files", "content")
-        }
+        job_dir = self.where.rstrip("/")
+        identity = str(info.get("id") or digest([config, job_dir]))
+        name = self.name or job_dir.rsplit("/", 1)[-1]
+        facts = mapping(info, "data")
+        data = {key: facts[key] for key in ("files", "content") if key in facts}
+        # What only the job knows: its tier, its price, and its page.
         submitted = json.loads(os.environ.get(TAGS) or "{}")
         job = os.environ.get("CLOUD_ML_JOB_ID")
         page = "https://console.cloud.google.com/vertex-ai/locations/{region}/training/{job}?project={project}"
+        versions = mapping(info, "versions").items()
         tags: dict[str, Any] = {
             "commit": info.get("git_commit"),
             "data_fingerprint": digest(data) if data else "",
@@ -119,17 +118,14 @@ class RunFiles:
             "gpus": ", ".join(map(str, items(info, "gpus"))),
             "restarts": result.get("restarts", 0),
             "error": result.get("error"),
-            "job_dir": where,
-            "model": f"{where}/{MODEL}" if result.get("state") in ("done", "budget") else "",
-            **{
-                f"version.{package}": version
-                for package, version in mapping(info, "versions").items()
-            },
+            "job_dir": job_dir,
+            "model": f"{job_dir}/{MODEL}" if result.get("state") in ("done", "budget") else "",
+            **{f"version.{package}": version for package, version in versions},
             **submitted,
             "job": page.format(**submitted, job=job) if submitted and job else "",
         }
-        known = {name: text_of(value) for name, value in tags.items() if value not in (None, "")}
-        return TrackedRun(identity, name, self.folder, self.parent, config, known, state, grids)
+        texts = {key: text_of(value) for key, value in tags.items() if value not in (None, "")}
+        return TrackedRun(identity, name, self.folder, self.parent, config, texts, state, grids)
 
 
 def digest(content: Any) -> str:
@@ -168,14 +164,14 @@ _BUILT_IN = {
 
 
 def open_tracker(address: TrackerAddress) -> Tracker:
-    """Imports and returns the tracker of an address. Raises UserError if its package or a login is
-    missing."""
+    """Imports and returns the tracker of an address.
+
+    Raises UserError if its package or a login is missing.
+    """
     name, _, function = _BUILT_IN.get(address.kind, address.kind).partition(":")
-    advice = (
-        ": install the packages that docs/tracking.md lists for it"
-        if address.kind in _BUILT_IN
-        else ""
-    )
+    advice = ""
+    if address.kind in _BUILT_IN:
+        advice = ": install the packages that docs/tracking.md lists for it"
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -222,19 +218,19 @@ class Sender(Thread):
                 self.opened = self._tracker.begin(self._source.run(ended=False))
             unsent = []
             for point in self._source.points(ended=ended):
-                sent = {
-                    name: max(self._steps.get(name, -1), self.opened.last_step(name))
-                    for name in point.values
-                }
-                if new := {
-                    name: value for name, value in point.values.items() if point.step > sent[name]
-                }:
+                new = {}
+                for name, value in point.values.items():
+                    last_step = max(self._steps.get(name, -1), self.opened.last_step(name))
+                    if point.step > last_step:
+                        new[name] = value
+                if new:
                     unsent.append(point._replace(values=new))
                     self._steps.update(dict.fromkeys(new, point.step))
+            # With the last batch also how the run ended, even if there is nothing else to send.
             for start in range(0, max(len(unsent), int(ended)), _BATCH):
                 batch = unsent[start : start + _BATCH]
-                last = start + _BATCH >= len(unsent)
-                self._tracker.send(self._source.run(ended=ended and last), batch)
+                is_last = start + _BATCH >= len(unsent)
+                self._tracker.send(self._source.run(ended=ended and is_last), batch)
                 self.sent += len(batch)
         except Exception:
             self.opened = None
@@ -279,8 +275,8 @@ class Sender(Thread):
             log.info(f"{self.text}: {self.sent:,} steps sent: {self.opened.link}")
             return
         why = self.refusal or self.outage or f"no answer within {seconds:g} seconds"
-        again = f"python -m deploy track {self._source.where} --{self.text}"
-        log.warning(f"{self.text}: not all is sent ({why}): send it with `{again}`")
+        command = f"python -m deploy track {self._source.where} --{self.text}"
+        log.warning(f"{self.text}: not all is sent ({why}): send it with `{command}`")
 
 
 @dataclass
@@ -294,14 +290,14 @@ class Tracking:
     _senders: list[Sender] = dataclasses.field(default_factory=list)
 
     def begin(self) -> None:
-        """Starts a thread for each tracker; run.json must be there. Raises UserError if a tracker
-        refuses the run."""
+        """Starts a thread for each tracker; run.json must be there.
+
+        Raises UserError if a tracker refuses the run.
+        """
         if self._senders:
             return  # the run has gone back to a checkpoint, which the senders see in its files
-        self._senders = [
-            Sender(address, RunFiles(self.folder, self.where))
-            for address in read_addresses(self.addresses)
-        ]
+        source = RunFiles(self.folder, self.where)
+        self._senders = [Sender(address, source) for address in read_addresses(self.addresses)]
         for sender in self._senders:
             sender.start()
         until = time.monotonic() + _BEGINNING_S
@@ -321,8 +317,7 @@ class Tracking:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        complete = (
-            read_result(self.folder)[0].get("state") in ("done", "budget", "stopped") and not kind
-        )
+        state = read_result(self.folder)[0].get("state")
+        complete = state in ("done", "budget", "stopped") and not kind
         for sender in self._senders:
             sender.end(_ENDING_S if complete else _LEAVING_S)

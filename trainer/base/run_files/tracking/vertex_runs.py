@@ -24,8 +24,10 @@ Json = dict[str, Any]
 
 
 class VertexRuns:
-    """Implements `Tracker` for Vertex AI: resumes a run by its id. Raises UserError without project
-    or region."""
+    """Implements `Tracker` for Vertex AI: resumes a run by its id.
+
+    Raises UserError without project or region.
+    """
 
     def __init__(self, address: TrackerAddress) -> None:
         self._name = address.name
@@ -51,42 +53,44 @@ class VertexRuns:
         name = self._name
         identity = f"{self._name}-{run.id}"
         store = f"{self._parent}/metadataStores"
-        contexts = f"{self._made(store, 'default', 'metadataStoreId', {})['name']}/contexts"
-        experiment = self._made_context(
+        contexts = f"{self._ensured(store, 'default', 'metadataStoreId', {})['name']}/contexts"
+        experiment = self._ensured_context(
             contexts, name, "system.Experiment", name, {"experiment_deleted": False}
         )
-        known = experiment.get("metadata", {})
-        board = os.environ.get(TENSORBOARD) or known.get("backing_tensorboard_resource")
+        # The TensorBoard that keeps its series.
+        stored = experiment.get("metadata", {})
+        board = os.environ.get(TENSORBOARD) or stored.get("backing_tensorboard_resource")
         if not board:  # this package's, created if it is missing
             instances = f"{self._parent}/tensorboards"
-            boards = {
-                each.get("displayName"): each for each in self._listed(instances, "tensorboards")
-            }
+            listed = self._listed(instances, "tensorboards")
+            boards = {item.get("displayName"): item for item in listed}
             ours = (
                 boards.get(_DISPLAY_NAME)
                 or self._call("POST", instances, {"displayName": _DISPLAY_NAME})
                 or {}
             )
             board = ours["name"]
-        metadata = {**known, "backing_tensorboard_resource": board}
+        metadata = {**stored, "backing_tensorboard_resource": board}
         self._call("PATCH", experiment["name"], {"metadata": metadata}, updateMask="metadata")
+        # The run, as a context of the experiment.
         empty = {"_params": {}, "_metrics": {}, "_state": "RUNNING"}
-        context = self._made_context(contexts, identity, "system.ExperimentRun", run.name, empty)
+        context = self._ensured_context(contexts, identity, "system.ExperimentRun", run.name, empty)
         self._context = context["name"]
         self._metadata = {**empty, **context.get("metadata", {})}
         self._call(
             "POST", f"{experiment['name']}:addContextChildren", {"childContexts": [self._context]}
         )
-        about = {
+        # The same experiment and run in TensorBoard, and an artifact that links the two.
+        body = {
             "displayName": name,
             "labels": {"vertex_tensorboard_experiment_source": "vertex_experiment"},
         }
         experiments = f"{board}/experiments"
-        board_experiment = self._made(experiments, name, "tensorboardExperimentId", about)
+        board_experiment = self._ensured(experiments, name, "tensorboardExperimentId", body)
         runs = f"{board_experiment['name']}/runs"
-        board_run = self._made(runs, run.id, "tensorboardRunId", {"displayName": run.id})
+        board_run = self._ensured(runs, run.id, "tensorboardRunId", {"displayName": run.id})
         self._board_run = board_run["name"]
-        artifact = self._made(
+        artifact = self._ensured(
             f"{contexts.removesuffix('/contexts')}/artifacts",
             f"{identity}-tb-run",
             "artifactId",
@@ -105,15 +109,14 @@ class VertexRuns:
             f"{self._context}:addContextArtifactsAndExecutions",
             {"artifacts": [artifact["name"]]},
         )
+        # The last step of each metric that it has.
         series = self._listed(f"{self._board_run}/timeSeries", "tensorboardTimeSeries")
-        self._series = {
-            metric["displayName"]: metric["name"].rsplit("/", 1)[-1] for metric in series
-        }
-        steps = {
-            line["displayName"]: line["metadata"].get("maxStep", 0)
-            for line in series
-            if line.get("metadata")
-        }
+        self._series = {}
+        steps = {}
+        for metric in series:
+            self._series[metric["displayName"]] = metric["name"].rsplit("/", 1)[-1]
+            if metric.get("metadata"):
+                steps[metric["displayName"]] = metric["metadata"].get("maxStep", 0)
         _, project, _, region = self._parent.split("/")
         page = f"https://console.cloud.google.com/vertex-ai/experiments/locations/{region}/experiments/{name}/runs/"
         return Opened(
@@ -122,34 +125,27 @@ class VertexRuns:
 
     def send(self, run: TrackedRun, points: Sequence[Point]) -> None:
         values = [(name, point, value) for point in points for name, value in point.values.items()]
+        # A time series for each new metric, then the values.
         for name in dict.fromkeys(name for name, _, _ in values if name not in self._series):
-            about = {"displayName": name, "valueType": "SCALAR", "pluginName": "scalars"}
-            series = self._call("POST", f"{self._board_run}/timeSeries", about) or {}
+            body = {"displayName": name, "valueType": "SCALAR", "pluginName": "scalars"}
+            series = self._call("POST", f"{self._board_run}/timeSeries", body) or {}
             self._series[name] = series["name"].rsplit("/", 1)[-1]
         for start in range(0, len(values), _MOST):
-            data = [
-                {
-                    "tensorboardTimeSeriesId": self._series[name],
-                    "valueType": "SCALAR",
-                    "values": [
-                        {
-                            "step": point.step,
-                            "scalar": {"value": value},
-                            "wallTime": (
-                                datetime.fromtimestamp(point.time, UTC).strftime(
-                                    "%Y-%m-%dT%H:%M:%S.%fZ"
-                                )
-                            ),
-                        }
-                    ],
-                }
-                for name, point, value in values[start : start + _MOST]
-            ]
-            body = {"tensorboardRun": self._board_run, "timeSeriesData": data}
-            self._call("POST", f"{self._board_run}:write", body)
-        tags = {f"tag.{name}": value for name, value in run.tags.items()} | (
-            {"parent": run.parent} if run.parent else {}
-        )
+            data = []
+            for name, point, value in values[start : start + _MOST]:
+                time_text = f"{datetime.fromtimestamp(point.time, UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
+                scalar = {"step": point.step, "scalar": {"value": value}, "wallTime": time_text}
+                series_id = {"tensorboardTimeSeriesId": self._series[name]}
+                data.append({**series_id, "valueType": "SCALAR", "values": [scalar]})
+            self._call(
+                "POST",
+                f"{self._board_run}:write",
+                {"tensorboardRun": self._board_run, "timeSeriesData": data},
+            )
+        # What the run is now: its settings and tags, and the newest value of each metric.
+        tags = {f"tag.{name}": value for name, value in run.tags.items()}
+        if run.parent:
+            tags["parent"] = run.parent
         parameters = {**self._metadata["_params"], **run.parameters, **tags}
         newest = {**self._metadata["_metrics"], **{name: value for name, _, value in values}}
         metadata = {
@@ -162,16 +158,16 @@ class VertexRuns:
             self._call("PATCH", self._context, {"metadata": metadata}, updateMask="metadata")
             self._metadata = metadata
 
-    def _made_context(
+    def _ensured_context(
         self, contexts: str, identity: str, schema: str, title: str, metadata: Json
     ) -> Json:
-        about = {
+        body = {
             "displayName": title,
             "schemaTitle": schema,
             "schemaVersion": "0.0.1",
             "metadata": metadata,
         }
-        context = self._made(contexts, identity, "contextId", about)
+        context = self._ensured(contexts, identity, "contextId", body)
         if (actual := context.get("schemaTitle")) != schema:
             raise UserError(
                 f"{self._text}: {identity} is a {actual} in {contexts}, not a {schema}: use another"
@@ -213,7 +209,7 @@ class VertexRuns:
             body = None
             query = {}
 
-    def _made(self, collection: str, identity: str, key: str, body: Json) -> Json:
+    def _ensured(self, collection: str, identity: str, key: str, body: Json) -> Json:
         """Returns the resource `identity`, created if it is missing; key: the query parameter that
         has the id."""
         name = f"{collection}/{identity}"

@@ -33,8 +33,10 @@ _REFUSALS = ("permission denied", "401", "403", "not found")  # in the text of a
 
 
 class WandbRuns:
-    """Implements `Tracker` for W&B: resumes a run by its id. Raises UserError if a login is
-    missing."""
+    """Implements `Tracker` for W&B: resumes a run by its id.
+
+    Raises UserError if a login is missing.
+    """
 
     def __init__(self, address: TrackerAddress) -> None:
         import wandb
@@ -74,16 +76,15 @@ class WandbRuns:
                 settings=wandb.Settings(**_SETTINGS),
             )
         except wandb.errors.Error as error:
-            if isinstance(error, wandb.errors.UsageError) or any(
-                word in str(error).lower() for word in _REFUSALS
-            ):
+            refused = any(word in str(error).lower() for word in _REFUSALS)
+            if refused or isinstance(error, wandb.errors.UsageError):
                 raise UserError(
                     f"track={self._address.text}: W&B refuses it: {reason(error)}"
                 ) from error
             raise
-        first: int = self._run.step
+        next_step: int = self._run.step
         link = f"{self._run.settings.sync_dir} (offline)" if self._offline else self._run.url
-        return Opened(link, lambda name: first - 1)
+        return Opened(link, lambda name: next_step - 1)
 
     def send(self, run: TrackedRun, points: Sequence[Point]) -> None:
         import wandb
