@@ -56,7 +56,6 @@ OTHER_CONTINENT = "use a bucket or a region of the same continent"
             partial(checked_address, "bucket", "my-bucket"),
             "an address looks like gs://bucket or gs://bucket/folder",
         ),
-        (partial(checked_address, "bucket", "gs://my-bucket//x"), "an address looks like"),
         (partial(checked_region, "us-central1-a"), "did you mean 'us-central1'"),
         (partial(checked_region, "us"), "not a region of Vertex AI training"),
         (partial(transfer_usd_per_gib, "gs://abc", "us-central1", "EU"), OTHER_CONTINENT),
