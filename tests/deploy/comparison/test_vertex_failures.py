@@ -1,18 +1,16 @@
 """Tests comparisons on Vertex AI that fail before, in or after their jobs, and how they resume."""
 
-import os
 import re
 import shutil
 import signal
 import threading
-import time
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 import pytest
 
-from deploy.job.sending import upload_packages
+from deploy.comparison.runners import VertexRunner
 from tests.deploy.conftest import Command, FlyingClock, Job, output_of, put, rows, tier_of
 from tests.deploy.emulator import POSTS, QUOTA, Emulator, Fault, ends
 from tests.deploy.planted import plant
@@ -22,21 +20,18 @@ from trainer.base.storage.local_files import Address
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 
 
-def test_a_stop_during_the_first_upload_submits_nothing(
+def test_a_stop_before_the_first_job_submits_nothing(
     command: Command, cloud: Emulator, monkeypatch: Patch
 ) -> None:
     """No run submits a job."""
-    uploads: list[Any] = []
+    preflight = VertexRunner.preflight
 
-    def stopped(*given: Any) -> None:
-        upload_packages(*given)
-        uploads.append(given)
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(0.5)  # until it is heard
+    def stopped(runner: VertexRunner, runs: Any) -> None:
+        preflight(runner, runs)
+        runner.stop()
 
-    monkeypatch.setattr("deploy.comparison.runners.upload_packages", stopped)
+    monkeypatch.setattr(VertexRunner, "preflight", stopped)
     command("l4x1", "l4x2", "l4x4", "--parallel=3", code=75)
-    assert len(uploads) == 1
     assert cloud.jobs == {}
 
 
