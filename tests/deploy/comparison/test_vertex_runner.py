@@ -62,7 +62,7 @@ def test_a_dry_run_sums_over_tiers_and_repeats_and_submits_nothing(
     unpriced = Path("unpriced.yaml")
     gb200 = "a4x-highgpu-4g\n      acceleratorType: NVIDIA_GB200\n      acceleratorCount: 4"
     text = (JOB_CONFIGS / "cpu.yaml").read_text()
-    unpriced.write_text(text.replace("n1-standard-8", gb200))
+    unpriced.write_text(text.replace(": n1-standard-8", f": {gb200}"))
     flags = ["--repeats=3", "--dry_run", "--price_per_hour=l4x1=2"]
     _, one, two, memory, *rest = command("l4x1", "l4x2", *flags, "--max_cost=6").splitlines()
     assert "l4x1, l4x2: whether it fits the memory is not known: --plan measures it" in memory

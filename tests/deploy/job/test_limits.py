@@ -190,16 +190,17 @@ def test_what_a_run_of_a_comparison_spent_counts_for_its_next_attempt(
 def test_a_job_with_a_plan_may_take_three_times_its_upper_end(
     cloud: Emulator, monkeypatch: Patch
 ) -> None:
-    """At least 30 minutes, and as long as the user says."""
+    """Or as long as the user says."""
     monkeypatch.setenv("XDG_CACHE_HOME", "cache")
     keep_plan(JOB)
-    for flag, limit_s in (("--steps=4", 1800), ("--steps=400000", 0), ("--timeout=5h", 18000)):
+    for flag, limit_s in (("--steps=4", 0), ("--steps=400000", 0), ("--timeout=5h", 18000)):
         command = ["a100-80x8", "--project=p", *CAPPED[1:3], *JOB, flag, "--dry_run"]
         request = parse_verb(submit.SubmitFlags, command, USAGE)
         (job,) = prepare_submission(request, Session()).jobs
         priced = estimate(job)
         assert priced
         seconds = job.tier.timeout_s
+        assert seconds >= 1800
         assert seconds == (limit_s or math.ceil(3 * 3600 * priced.hours.high))
         ends = f"after {format_duration(seconds)} it ends, and the same command goes on"
         assert ends in "\n".join(cost_lines([job]))

@@ -14,7 +14,7 @@ from trainer.base.storage.login import gcloud_property
 
 
 def test_the_environment_wins_and_nothing_configured_is_empty(monkeypatch: Patch) -> None:
-    folder = Path("gcloud")
+    folder = Path("../gcloud")
     assert gcloud_property("core", "project") == ""
     (folder / "configurations").mkdir(parents=True)
     (folder / "active_config").write_text("work\n")
