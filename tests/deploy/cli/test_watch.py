@@ -191,6 +191,10 @@ def test_the_last_logs_are_retried_for_half_a_minute(
         ([], "nothing was submitted from this folder"),
         (["1000"], "number or submission with --project and --region"),
         (["demo"], "is not recorded in this folder"),
+        (
+            ["projects/my-proj/locations/us-central1/customJobs/7"],
+            "not found: check --project=my-proj and --region=us-central1",
+        ),
     ],
 )
 def test_an_unknown_job_is_refused(

@@ -390,9 +390,12 @@ COMMANDS: list[tuple[list[str], str]] = [
         ],
         "initial_model=x/y: the job's machines cannot",
     ),
-    (
-        [*_VERTEX, "--region=us-west2", "--bucket=gs://my-bucket", "--project=p"],
-        "region=us-west2 has no NVIDIA_L4 for training: use",
+    *(
+        (
+            [*verb, "--region=us-west2", "--bucket=gs://my-bucket", "--project=p"],
+            "region=us-west2 has no NVIDIA_L4 for training: use",
+        )
+        for verb in (_VERTEX, ["submit", "l4x1", _DIGITS])
     ),
     (["compare", "cpu", "cpu", _DIGITS], "cpu is given twice"),
     (["compare", "l4x", _DIGITS], "tier l4x: no such tier; did you mean 'l4x"),

@@ -30,7 +30,7 @@ def words_of(**prices: float) -> str:
     return "\n".join(verdict(collection, summarize(collection, "", prices)))
 
 
-def comparison(scaling: str, *tiers: Json, on: str = "local", **runs: Json) -> None:
+def comparison(*tiers: Json, scaling: str = "strong", on: str = "local", **runs: Json) -> None:
     """Plants a comparison of these tiers, and a run of each tier in `runs`, with these arguments of
     `plant`."""
     asked = {"on": on, "tiers": tiers, "flags": [], "scaling": scaling, "repeats": 1}
@@ -102,7 +102,7 @@ def test_a_tier_that_failed_or_was_not_run_is_reported_and_not_ranked() -> None:
         "state": "failed",
         "error": "step 7: loss is NaN or infinite",
     }
-    comparison("strong", L4X1, L4X2, {**L4X1, "name": "b"}, l4x1={"seconds": noisy(0.1)}, b=failure)
+    comparison(L4X1, L4X2, {**L4X1, "name": "b"}, l4x1={"seconds": noisy(0.1)}, b=failure)
     edit("l4x1/repeat-1/result.json", depends_on_replicas=["dense differs"])
     rows = rows_of(b=1.0)
     failed = rows["b"]
@@ -124,7 +124,7 @@ def test_a_tier_that_failed_or_was_not_run_is_reported_and_not_ranked() -> None:
 
 def test_what_was_paid_is_what_vertex_ai_billed() -> None:
     """A run of some seconds is billed for minutes: all its jobs count."""
-    comparison("strong", L4X1, L4X2, on="vertex")
+    comparison(L4X1, L4X2, on="vertex")
     bills = {"l4x1": {"1": {"seconds": 300.0, "usd": 0.07}, "2": {"seconds": 60.0, "usd": 0.01}}}
     bills["l4x2"] = {"3": {"seconds": 200.0, "usd": 0.08}}
     why = "the others wait for its batches, 20 % of the time of all steps"
@@ -153,7 +153,7 @@ def test_what_was_paid_is_what_vertex_ai_billed() -> None:
 
 
 def test_a_tier_that_failed_shows_what_was_paid_for_it() -> None:
-    comparison("strong", L4X1, on="vertex", l4x1={"seconds": [0.1], "state": "failed"})
+    comparison(L4X1, on="vertex", l4x1={"seconds": [0.1], "state": "failed"})
     folder = Path("l4x1/repeat-1")
     for name in ("run.json", "stats.jsonl"):
         (folder / name).unlink()
@@ -166,7 +166,7 @@ def test_a_tier_that_failed_shows_what_was_paid_for_it() -> None:
 
 def test_the_advice_says_what_is_not_significant_and_what_spot_means() -> None:
     both: Any = {"l4x1": {"seconds": noisy(0.1)}, "spot": {"seconds": noisy(0.101)}}
-    comparison("strong", L4X1, {**L4X1, "name": "spot", "price_per_hour": 0.3}, on="vertex", **both)
+    comparison(L4X1, {**L4X1, "name": "spot", "price_per_hour": 0.3}, on="vertex", **both)
     request = Path("comparison.json")
     edit(request, strategies={"l4x1": "STANDARD", "spot": "SPOT"})
     words = words_of()
@@ -181,7 +181,7 @@ def test_the_advice_says_what_is_not_significant_and_what_spot_means() -> None:
 
 def test_a_run_of_the_desk_is_one_of_this_computer_without_a_price() -> None:
     cpu = {"name": "cpu", "machine_type": "n1-standard-8", "price_per_hour": 0.4}
-    comparison("strong", cpu, cpu={"seconds": noisy(0.1), "devices": ("CPU:0",)})
+    comparison(cpu, cpu={"seconds": noisy(0.1), "devices": ("CPU:0",)})
     edit("cpu/repeat-1/run.json", processor="EPYC")
     row = rows_of()["cpu"]
     assert row.machine == "this computer (EPYC)"
@@ -251,9 +251,9 @@ def test_different_work_and_settings_are_reported() -> None:
 
 def test_weak_scaling_has_an_efficiency_and_compares_no_losses() -> None:
     comparison(
-        "weak",
         L4X1,
         L4X2,
+        scaling="weak",
         l4x1={"seconds": noisy(0.1), "losses": [1.0] * 20},
         l4x2={"seconds": noisy(0.125), "devices": ("GPU:0", "GPU:1"), "batch": 200},
     )
@@ -261,12 +261,13 @@ def test_weak_scaling_has_an_efficiency_and_compares_no_losses() -> None:
     assert row.speed_up == pytest.approx(1.6, rel=0.01)
     assert row.efficiency == pytest.approx(0.8, rel=0.01)
     assert "inal losses" not in words_of()
+    edit("comparison.json", parallel=2)
+    assert "Up to 2 runs shared this machine and slowed each other down: use -" in words_of()
 
 
 def test_devices_are_compared_with_their_own_kind() -> None:
     """Shows that two slow devices against one fast one are no measure of scaling."""
     comparison(
-        "strong",
         {**L4X1, "name": "a100", "accelerator_type": "NVIDIA_TESLA_A100"},
         L4X1,
         L4X2,
@@ -282,7 +283,6 @@ def test_devices_are_compared_with_their_own_kind() -> None:
 
 def test_simulated_devices_are_marked_and_have_times_but_neither_efficiency_nor_cost() -> None:
     comparison(
-        "strong",
         L4X1,
         L4X2,
         l4x1={"seconds": noisy(0.1), "devices": ("CPU:0",)},
@@ -310,7 +310,7 @@ def test_simulated_devices_are_marked_and_have_times_but_neither_efficiency_nor_
 
 
 def test_an_unknown_machine_is_not_guessed() -> None:
-    comparison("strong", L4X1, L4X2)
+    comparison(L4X1, L4X2)
     for name, seconds in (("l4x1", 0.1), ("l4x2", 0.2)):
         (plant(f"{name}/repeat-1", noisy(seconds)) / "run.json").write_text("{}")
     for row in rows_of().values():
