@@ -319,17 +319,20 @@ def test_a_processor_with_units_for_bfloat16_is_known(
 
 
 @pytest.mark.parametrize(
-    ("least", "named", "lines"), [(0, (), 1), (0, ("precision",), 0), (99, (), 0)]
+    ("least", "named", "long_s", "lines"),
+    [(0, (), 0, 1), (0, ("precision",), 0, 0), (99, (), 0, 0), (0, (), 99, 0)],
 )
 def test_long_steps_name_the_precision_that_may_be_faster_once(
     least: float,
     named: Sequence[str],
+    long_s: float,
     lines: int,
     small_config: Make,
     monkeypatch: Patch,
     caplog: Log,
 ) -> None:
     monkeypatch.setattr(training_run, "SLOW_STEP_S", least)
+    monkeypatch.setattr(training_run, "LONG_RUN_S", long_s)
     monkeypatch.setattr(training_run, "fast_precision", lambda on_gpus: "mixed_bfloat16")
     monkeypatch.setattr(training_run, "TIMED_STEPS", 2)
     config = small_config(*MLP, "--steps=5", "--steps_per_loop=1")
