@@ -131,7 +131,7 @@ def test_ctrl_c_saves_and_the_same_command_gives_the_undisturbed_numbers(tmp_pat
     ]
     command = [sys.executable, "-m", "trainer.task", *flags, "--steps=100000", "--verbose"]
     with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         for line in process.stdout:
             if line.startswith("step 40/"):

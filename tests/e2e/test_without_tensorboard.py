@@ -34,7 +34,7 @@ def test_tensorboard_is_not_needed(callbacks: str, tmp_path: Path) -> None:
     )
     assert ended.returncode == (2 if callbacks else 0), ended.stderr
     if callbacks:
-        (line,) = ended.stderr.splitlines()
+        *_, line = ended.stderr.splitlines()
         assert line.startswith(
             "error: callbacks: TensorBoard needs the package tensorboard: install it, or leave"
         )

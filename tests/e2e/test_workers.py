@@ -222,7 +222,7 @@ def test_a_worker_that_was_paused_goes_on_and_sigterm_to_it_saves_the_same_step_
 
 def slow_data(config: TrainConfig) -> Dataset:
     """Takes until it is killed to load, as a download may."""
-    print("loads", flush=True)
+    print("reads rows", flush=True)
     time.sleep(600)
     raise AssertionError
 
@@ -233,7 +233,7 @@ def test_sigterm_before_the_first_step_ends_all_and_the_ports_are_warned_of(tmp_
     SIGTERM."""
     with two_workers(tmp_path, f"--data={__name__}:slow_data") as (processes, logs):
         until(
-            lambda: all(log.exists() and "loads" in log.read_text() for log in logs),
+            lambda: all(log.exists() and "reads rows" in log.read_text() for log in logs),
             workers.LIMIT_SECONDS,
         )
         processes[1].send_signal(signal.SIGTERM)

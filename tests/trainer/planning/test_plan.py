@@ -64,7 +64,7 @@ def test_a_plan_is_made_kept_and_used(tmp_path: Path, monkeypatch: Patch, capsys
             )
             == 0
         )
-        shown = capsys.readouterr().out
+        shown = "".join(capsys.readouterr())
         assert (
             ("measures steps on this machine's CPU, once" in shown)
             == ("the plan is in" in shown)

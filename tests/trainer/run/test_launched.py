@@ -18,6 +18,7 @@ from deploy.platform.local import free_addresses
 from tests import rows_mixed, workers
 from trainer.base.errors import UserError
 from trainer.base.settings.train_config import TrainConfig
+from trainer.invariance.internals import seed_initializers
 from trainer.measures.keras_calls import answered_by_replicas
 from trainer.run.launched import opened_run
 from trainer.run.proof import PROVED
@@ -143,6 +144,7 @@ def fitted(name: str, folder: Path, replicas: int = 2, epochs: int = 2) -> list[
         strategy = run.replicas.strategy
         with answered_by_replicas(run.replicas, fit=run.fit), strategy.scope():
             keras.utils.set_random_seed(1)
+            seed_initializers(1)  # other tests in this process may have replaced Keras's
             model = getattr(rows_mixed, name)(None, None)
             model.fit(*rows_mixed.table(None), batch_size=40, epochs=epochs)
     return list(model.get_weights())

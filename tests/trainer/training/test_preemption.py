@@ -98,12 +98,12 @@ def test_two_signals_within_one_call_to_the_device_leave_at_once() -> None:
     """Covers a long call, during which Python runs no handler and would see one signal."""
     command = [sys.executable, "-c", LONG_CALL]
     with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         watchdog = threading.Timer(60, process.kill)
         watchdog.start()
         try:
-            assert process.stdout.readline() == "begins\n"
+            assert "begins\n" in iter(process.stdout.readline, "")  # after lines of TensorFlow
             time.sleep(0.5)  # into the call
             process.send_signal(signal.SIGTERM)
             line = "SIGTERM: saves after the running steps; a second signal stops at once, unsaved"
