@@ -340,7 +340,7 @@ def fitting_line(
     """Returns a line of at most 100 columns, with each value beside its val_… of evaluation.
 
     What has no room is left out: first the `ends`, one after another, then the last values that are
-    not `monitored`.
+    not `monitored`. The last of the `ends` stays if values are left out.
     """
     # Losses come first, as they stay where there is little room; then the values in their order,
     # each before its val_….
@@ -357,17 +357,19 @@ def fitting_line(
             number = f"{values[name]:.3g}"
         texts[name] = f"{name} {number:8}"
 
-    texts |= {f"end {place}": text for place, text in enumerate(ends) if text}
-    spare = [name for name in values if name not in monitored]
-    # The ends go first, the first before the last, and then the values, the last before the first.
-    order = [name for name in texts if name not in values]
-    order += sorted(spare, key=[*texts].index, reverse=True)
-    line = "  ".join([head, *texts.values()]).rstrip()
+    # All but the last end go first, then values, the last one first. The last end, the time that is
+    # left, goes before them only if all values then have room.
+    spare = [name for name in texts if name not in monitored][::-1]
+    fits = len("  ".join([head, *texts.values()]).rstrip()) <= _WIDTH
+    texts |= {f"end {place}": text for place, text in enumerate(ends)}
+    *first, last = [name for name in texts if name not in values]
+    order = [*first, last, *spare] if fits else [*first, *spare, last]
+    line = "  ".join(filter(None, [head, *texts.values()])).rstrip()
     for name in order:
         if len(line) <= _WIDTH:
             break
         del texts[name]
-        line = "  ".join([head, *texts.values()]).rstrip()
+        line = "  ".join(filter(None, [head, *texts.values()])).rstrip()
     return line
 
 

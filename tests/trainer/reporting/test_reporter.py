@@ -143,7 +143,7 @@ def test_a_line_for_people_has_the_same_columns_and_a_value_beside_its_evaluatio
     assert fitting_line("epoch  1/10", values, ends) == f"{columns}         0:01 left"
     values |= {"auc": 0.75, "val_auc": 0.75}
     kept = fitting_line("epoch  1/10", values, ends, {"val_auc"})
-    assert kept.endswith("accuracy 0.3333    val_auc 0.75")
+    assert kept.endswith("accuracy 0.3333    val_auc 0.75      0:01 left")
     assert len(kept) <= 100
     shown = fitting_line("step 1/2", {"loss": 1.0}, ["7 images/s", "", "0:01 left"])
     assert shown == "step 1/2  loss 1         7 images/s  0:01 left"
