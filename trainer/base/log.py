@@ -41,11 +41,10 @@ class _Console(logging.Handler):
         if on_vertex():
             text = json.dumps({"severity": record.levelname, "message": text})
         else:
-            if record.levelno >= logging.WARNING:
+            is_warning = record.levelno >= logging.WARNING
+            if is_warning:
                 text = f"{record.levelname.lower()}: {text}"
-            if record.levelno >= logging.WARNING or (
-                self._answers and not hasattr(record, "answer")
-            ):
+            if is_warning or (self._answers and not hasattr(record, "answer")):
                 stream = sys.stderr
         # an encoding may lack characters of a file name
         encoding = getattr(stream, "encoding", None) or "utf-8"

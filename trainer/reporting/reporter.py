@@ -360,17 +360,17 @@ def fitting_line(
     # All but the last end go first, then values, the last one first. The last end, the time that is
     # left, goes before them only if all values then have room.
     spare = [name for name in texts if name not in monitored][::-1]
-    fits = len("  ".join([head, *texts.values()]).rstrip()) <= _WIDTH
+
+    def joined() -> str:
+        return "  ".join(filter(None, [head, *texts.values()])).rstrip()
+
+    fits = len(joined()) <= _WIDTH
     texts |= {f"end {place}": text for place, text in enumerate(ends)}
     *first, last = [name for name in texts if name not in values]
     order = [*first, last, *spare] if fits else [*first, *spare, last]
-    line = "  ".join(filter(None, [head, *texts.values()])).rstrip()
-    for name in order:
-        if len(line) <= _WIDTH:
-            break
-        del texts[name]
-        line = "  ".join(filter(None, [head, *texts.values()])).rstrip()
-    return line
+    while order and len(joined()) > _WIDTH:
+        del texts[order.pop(0)]
+    return joined()
 
 
 def input_wait_text(entry: StatsEntry) -> str:
