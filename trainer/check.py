@@ -24,7 +24,6 @@ from trainer.base.settings.fields import VERBOSE, Usage, setting
 from trainer.base.settings.own_settings import refuse_missing_modules
 from trainer.base.settings.request import Request, parse_request
 from trainer.base.settings.train_config import USUAL, TrainConfig
-from trainer.base.storage.staging import cache_home
 from trainer.cluster.cluster_spec import set_gpu_environment
 from trainer.user_code.command import command, quiet_start
 
@@ -93,7 +92,7 @@ def main(arguments: Sequence[str]) -> int:
 def _check_compiled_step(config: TrainConfig) -> int:
     """Runs one step, compiled by XLA, on the run's devices. Logs why it fails, if it does; returns
     the exit code."""
-    set_gpu_environment(cache_home(config.cache_dir) / "cuda")
+    set_gpu_environment(config.cache_dir)
     with quiet_start():
         from trainer.cluster.strategy import make_replicas
         from trainer.run.training_setup import build_setup
@@ -179,8 +178,7 @@ def _check_replicas(config: TrainConfig, options: CheckOptions) -> int:
             return DONE
         log.info(f"not proved: compares {steps} …")
         problems, _, precision = compare_replicas(config)
-        lines = [*proof.mixes, *proof.parts, *proof.unknown]
-        log.warning(f"{proof.verdict(differ=bool(problems))}: {'; '.join(lines)}")
+        log.warning(f"{proof.verdict(differ=bool(problems))}: {'; '.join(proof.lines)}")
         agreement = f"{steps} give the same weights and losses {precision}"
     for problem in problems:
         log.error("%s", problem)
@@ -194,7 +192,7 @@ def _check_gpus(config: TrainConfig, seconds: float) -> int:
     """Checks this machine's GPUs, writes gpu_check.json to the job directory or here, and returns
     the exit code."""
     job_dir = open_job_dir(config) if config.job_dir or on_vertex() else None
-    set_gpu_environment(cache_home(config.cache_dir) / "cuda")
+    set_gpu_environment(config.cache_dir)
     with quiet_start():
         from trainer.checks.on_gpus import check_on_gpus
 

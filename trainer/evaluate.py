@@ -9,11 +9,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainer.base.errors import DONE, UserError
+from trainer.base.errors import DONE
 from trainer.base.log import ANSWER, log, set_verbose
 from trainer.base.run_files.job_files import write_json
 from trainer.base.settings.fields import Usage, setting
-from trainer.base.storage import local_path, make_writable
+from trainer.base.storage import output_file
 from trainer.reporting.classification import write_classes
 from trainer.run.requested_run import RunOptions, read_request
 from trainer.user_code.command import command, quiet_start
@@ -40,11 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     exit code."""
     run = read_request(EvaluateOptions, arguments, USAGE)
     set_verbose(run.options.verbose)
-    out = local_path(run.options.out, "out") if run.options.out else None
-    if out and out.suffix != ".json":
-        raise UserError(f"out={out}: the values are written as JSON: use a name that ends in .json")
-    if out:
-        make_writable(out.parent, "out")
+    out = output_file(run.options.out, ".json") if run.options.out else None
     # resolves the settings, which finds mistakes before TensorFlow is loaded
     data = run.config.data
     with quiet_start():
@@ -54,12 +50,10 @@ def main(arguments: Sequence[str]) -> int:
     shown = "  ".join(f"{name} {value:.6g}" for name, value in values.items())
     log.info(f"{run.name} on {count:,} examples of {data}: {shown}", extra=ANSWER)
     if out:
-        more = (
-            {"classes": write_classes(out.with_suffix(".classes.json"), classes)} if classes else {}
-        )
-        write_json(
-            out, {"run": run.name, "data": data, "examples": count, "values": values, **more}
-        )
+        content = {"run": run.name, "data": data, "examples": count, "values": values}
+        if classes:
+            content["classes"] = write_classes(out.with_suffix(".classes.json"), classes)
+        write_json(out, content)
     return DONE
 
 

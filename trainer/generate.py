@@ -13,7 +13,7 @@ from trainer.base.errors import DONE, UserError
 from trainer.base.log import ANSWER, log, set_verbose
 from trainer.base.run_files.serving_file import model_folder
 from trainer.base.settings.fields import VERBOSE, Usage, parse_options, setting
-from trainer.base.storage import local_path, make_writable, write_whole
+from trainer.base.storage import output_file, write_whole
 from trainer.user_code.command import command, quiet_start
 
 # if --count is not given
@@ -55,10 +55,7 @@ def main(arguments: Sequence[str]) -> int:
     """Loads the model, draws noise from the seed, writes one PNG and returns the exit code."""
     options = parse_options(GenerateOptions, arguments, USAGE)
     set_verbose(options.verbose)
-    out = local_path(options.out, "out")
-    if out.suffix != ".png":
-        raise UserError(f"out={out}: the output is a PNG: use a name that ends in .png")
-    make_writable(out.parent, "out")  # before the model is loaded
+    out = output_file(options.out, ".png")  # before the model is loaded
     folder = model_folder(options.run)
     with quiet_start():
         import tensorflow as tf
@@ -80,9 +77,8 @@ def main(arguments: Sequence[str]) -> int:
         options.seed, count, labels or [0], generator.about.latent_dim, generator.noise_type
     )
     pictures = generator.images(noise, row_labels) if labels else generator.images(noise)
-    write_whole(
-        out, sample_grids.encode_png(sample_grids.grid(pictures, count if len(labels) > 1 else 0))
-    )
+    picture = sample_grids.grid(pictures, count if len(labels) > 1 else 0)
+    write_whole(out, sample_grids.encode_png(picture))
     log.info(f"{len(pictures)} image{'s' if len(pictures) > 1 else ''} in {out}", extra=ANSWER)
     return DONE
 

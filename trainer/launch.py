@@ -17,7 +17,6 @@ from typing import Any  # noqa: E402
 
 from trainer.base.errors import UserError  # noqa: E402
 from trainer.base.log import log, set_verbose  # noqa: E402
-from trainer.base.run_files.job_directory import open_job_dir, outputs  # noqa: E402
 from trainer.base.settings.fields import (  # noqa: E402
     Usage,
     answer_help,
@@ -28,8 +27,7 @@ from trainer.base.settings.fields import (  # noqa: E402
 )
 from trainer.base.settings.request import LAUNCH_SETTINGS, LaunchOptions  # noqa: E402
 from trainer.base.settings.train_config import TrainConfig  # noqa: E402
-from trainer.base.storage.staging import cache_home, preflight  # noqa: E402
-from trainer.cluster.cluster_spec import read_cluster, set_gpu_environment  # noqa: E402
+from trainer.task import opened  # noqa: E402
 from trainer.user_code.command import command, quiet_start  # noqa: E402
 
 USAGE = Usage(
@@ -47,9 +45,8 @@ def read_launch(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
 
     Raises UserError for a mistake in our flags, and if there is no script.
     """
-    place = next(
-        (place for place, word in enumerate(arguments) if word.endswith(".py")), len(arguments)
-    )
+    scripts = [place for place, word in enumerate(arguments) if word.endswith(".py")]
+    place = min(scripts, default=len(arguments))
     fields = {**fields_of(TrainConfig, *LAUNCH_SETTINGS), **fields_of(LaunchOptions)}
     answer_help(arguments[:place], USAGE, fields.values())
     values = coerce_all(fields, read_flags(arguments[:place], fields))
@@ -72,10 +69,7 @@ def main(arguments: Sequence[str]) -> int:
         if name in LAUNCH_SETTINGS:
             log.info(f"--{name} goes to {script}: a flag of this program stands before the script")
     config = TrainConfig(model=script, data=script, **values)
-    is_chief = read_cluster().is_chief  # only the chief writes
-    preflight({}, outputs(config) if is_chief else {})
-    job_dir = open_job_dir(config, make=is_chief)  # finds mistakes before TensorFlow is loaded
-    set_gpu_environment(cache_home(config.cache_dir) / "cuda")
+    job_dir = opened(config, {})
     with quiet_start():
         from trainer.run import launched  # imports TensorFlow
     command_line = [sys.executable, "-m", "trainer.launch", *arguments]

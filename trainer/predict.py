@@ -13,7 +13,7 @@ from trainer.base.errors import DONE, USER_MUST_CHANGE, UserError
 from trainer.base.log import ANSWER, log, set_verbose
 from trainer.base.run_files.serving_file import model_folder
 from trainer.base.settings.fields import Usage, parse_options, setting
-from trainer.base.storage import local_path, make_writable, write_whole
+from trainer.base.storage import output_file, write_whole
 from trainer.base.storage.staging import stage
 from trainer.run.requested_run import RunOptions, read_request
 from trainer.user_code.command import command, quiet_start
@@ -55,10 +55,7 @@ def main(arguments: Sequence[str]) -> int:
         return _predict_rows(arguments)
     run = read_request(PredictOptions, arguments, USAGE)
     set_verbose(run.options.verbose)
-    out = local_path(run.options.out, "out")
-    if out.suffix != ".npz":
-        raise UserError(f"out={out}: the arrays are written as .npz: use a name that ends in .npz")
-    make_writable(out.parent, "out")
+    out = output_file(run.options.out, ".npz")
     # resolves the settings, which finds mistakes before TensorFlow is loaded
     data = run.config.data
     with quiet_start():

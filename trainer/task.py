@@ -11,10 +11,11 @@ from collections.abc import Sequence  # noqa: E402
 
 from trainer.base.errors import DONE  # noqa: E402
 from trainer.base.log import set_verbose  # noqa: E402
-from trainer.base.run_files.job_directory import open_job_dir, outputs  # noqa: E402
+from trainer.base.run_files.job_directory import JobDir, open_job_dir, outputs  # noqa: E402
 from trainer.base.settings.own_settings import refuse_missing_modules  # noqa: E402
 from trainer.base.settings.request import resolve, to_recipe  # noqa: E402
-from trainer.base.storage.staging import cache_home, preflight  # noqa: E402
+from trainer.base.settings.train_config import TrainConfig  # noqa: E402
+from trainer.base.storage.staging import preflight  # noqa: E402
 from trainer.cluster.cluster_spec import read_cluster, set_gpu_environment  # noqa: E402
 from trainer.user_code.command import command, quiet_start  # noqa: E402
 
@@ -31,15 +32,23 @@ def main(arguments: Sequence[str]) -> int:
         print(to_recipe(request.config), end="")
         return DONE
     refuse_missing_modules(request.config)
-    is_chief = read_cluster().is_chief  # only the chief writes
-    preflight(request.config.inputs, outputs(request.config) if is_chief else {})
-    # finds mistakes before TensorFlow is loaded
-    job_dir = open_job_dir(request.config, make=is_chief)
-    set_gpu_environment(cache_home(request.config.cache_dir) / "cuda")
+    job_dir = opened(request.config, request.config.inputs)
     with quiet_start():
         from trainer.run import job  # imports TensorFlow
     command_line = [sys.executable, "-m", "trainer.task", *arguments]
     return job.run(request.config, command_line, _BEGAN, job_dir, request.overrides.named)
+
+
+def opened(config: TrainConfig, inputs: dict[str, str]) -> JobDir:
+    """Opens the job directory, and sets what TensorFlow reads about GPUs when it is imported.
+
+    Finds mistakes in paths before that. `inputs`: those to read from, by setting.
+    """
+    is_chief = read_cluster().is_chief  # only the chief writes
+    preflight(inputs, outputs(config) if is_chief else {})
+    job_dir = open_job_dir(config, make=is_chief)
+    set_gpu_environment(config.cache_dir)
+    return job_dir
 
 
 if __name__ == "__main__":

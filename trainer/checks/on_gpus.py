@@ -50,9 +50,9 @@ _LEAST = {"weights": 1e-7, "losses": 1e-5, "gradients": 1e-5}
 # recipes on a CPU (docs/gpus.md); TF32, which no CPU has, gets the band of float16.
 BANDS = {"tf32": 0.03, "mixed_float16": 0.03, "mixed_bfloat16": 0.1}
 
-# Arrays by group. Moving statistics are a group of their own, since their large changes would hide
-# those of trained weights.
-Weights = Mapping[str, Sequence[npt.NDArray[np.float64]]]
+# The numbers of each group. Moving statistics are a group of their own, since their large changes
+# would hide those of trained weights.
+Weights = Mapping[str, npt.NDArray[np.float64]]
 Differences = Mapping[str, float]  # relative ones of weights, losses and gradients, or their limits
 
 
@@ -75,7 +75,8 @@ def differences(variant: Trained, reference: Trained) -> Differences:
         largest loss of the reference. Gradients: the relative difference of the norms.
     """
     groups = [
-        _norm(variant.after[group], after) / max(_norm(after, reference.before[group]), 1e-300)
+        np.linalg.norm(variant.after[group] - after)
+        / max(float(np.linalg.norm(after - reference.before[group])), 1e-300)
         for group, after in reference.after.items()
     ]
     scale = max(max(map(abs, reference.losses.values()), default=1.0), 1e-300)
@@ -105,15 +106,6 @@ def too_far(found: Differences, limits: Differences) -> str:
         f"{kind} differ by {found[kind]:.1e}, more than {most:.1e}"
         for kind, most in limits.items()
         if not found[kind] <= most  # written so that NaN counts as too far
-    )
-
-
-def _norm(
-    weights: Sequence[npt.NDArray[np.float64]], others: Sequence[npt.NDArray[np.float64]]
-) -> float:
-    """Returns the L2 norm of the difference of two groups of arrays."""
-    return float(
-        np.linalg.norm([np.linalg.norm(a - b) for a, b in zip(weights, others, strict=True)])
     )
 
 
@@ -193,10 +185,8 @@ def first_steps(
         for moment in adam.variables
         if moment.name.endswith("velocity")
     ]
-    changes = [
-        np.square(b - a).sum() for a, b in zip(before["trained"], after["trained"], strict=True)
-    ]
-    trained = Trained(before, after, losses, float(np.sqrt(sum(squares or changes))))
+    changes = np.square(after["trained"] - before["trained"])
+    trained = Trained(before, after, losses, float(np.sqrt(sum(squares) or changes.sum())))
     peak_gib = max(peak_device_memory_gib(replicas.devices), default=None)
     # The operations of the traced step that sum over devices; none on one device.
     nodes = nodes_of(runner.traced(rows).graph) if replicas.count > 1 else []
@@ -268,7 +258,10 @@ def steps_per_second(run: Callable[[int], float], seconds: float) -> float:
 def _values(model: keras.Model) -> Weights:
     """Returns copies of the model's weights, grouped by whether they are trained."""
     groups = {"trained": model.trainable_weights, "others": model.non_trainable_weights}
-    return {name: [_array(variable) for variable in weights] for name, weights in groups.items()}
+    return {
+        name: np.concatenate([np.zeros(0), *(_array(variable).ravel() for variable in weights)])
+        for name, weights in groups.items()
+    }
 
 
 def _array(variable: Any) -> npt.NDArray[np.float64]:
@@ -369,10 +362,9 @@ def check_on_gpus(config: TrainConfig, seconds: float) -> dict[str, Any]:
     config = replace(
         config, replicas=config.replicas or simulated, strategy="auto", virtual_replicas=0
     )
-    replicas = make_replicas(config)
     # it would take the variants for one function that is traced again and again
     tf.get_logger().setLevel("ERROR")
-    check = checked(config, replicas, seconds)
+    check = checked(config, make_replicas(config), seconds)
     for line in check.table():
         log.info(line)
     for row in check.rows:
@@ -397,10 +389,9 @@ def wrong_sums(devices: Sequence[str]) -> list[str]:
             number = tf.distribute.get_replica_context().replica_id_in_sync_group + 1
             return all_reduce_sum([known * tf.cast(number, tf.float32)])[0]
 
-        each = tf.function(strategy.run)(on_replica)
+        totals = strategy.experimental_local_results(tf.function(strategy.run)(on_replica))
         sums = known.numpy() * sum(range(len(group) + 1))
-        found = strategy.experimental_local_results(each)
-        if not all(np.array_equal(total, sums) for total in found):
+        if not all(np.array_equal(total, sums) for total in totals):
             wrong.append(" and ".join(group))
     return sorted(wrong)
 
@@ -417,7 +408,7 @@ def variants(count: int) -> tuple[list[Variant], list[str]]:
         Variant("mixed_float16", 1, precision="mixed_float16"),
     ]
     if half_precision() != "mixed_bfloat16":
-        kinds = [kind for kind in kinds if kind.precision != "mixed_bfloat16"]
+        del kinds[3]
         left_out.append("mixed_bfloat16: a GPU here is below compute capability 8.0")
     if count == 1:
         left_out.append("several devices: there is one")
@@ -448,19 +439,24 @@ def checked(config: TrainConfig, every: Replicas, seconds: float) -> GpuCheck:
         [differences(run(base, replicas[1], order)[0], alone) for order in ORDERS]
     )
     of_cpu = differences(on_cpu, reference)
-    names = [name or "unknown" for name in gpu_names()]
     # kernels of another processor, and XLA's, may round as differently
     either = largest_of_each([control, of_cpu])
     check = GpuCheck(
-        config.model, config.data, every.sentence(), every.devices, names, control, of_cpu
+        config.model,
+        config.data,
+        every.sentence(),
+        every.devices,
+        [name or "unknown" for name in gpu_names()],
+        control,
+        of_cpu,
     )
     check.rows.append(Row(base.name, 1, cost))
     check.rows[0].compare(REFERENCE, differences(alone, reference), float32_limits(either))
     if wrong:
-        cause = (
-            "a card, the bus, or IOMMU or ACS between them: try NCCL_P2P_DISABLE=1 (docs/gpus.md)"
+        problem = (
+            f"{', '.join(wrong)} add known tensors wrongly, by a card, the bus, or IOMMU or ACS"
+            " between them: try NCCL_P2P_DISABLE=1 (docs/gpus.md)"
         )
-        problem = f"{', '.join(wrong)} add known tensors wrongly, by {cause}"
         check.rows.append(Row("known sums", count, problem=problem))
     others, check.left_out = variants(count)
     for variant in others:

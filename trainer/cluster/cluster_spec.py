@@ -22,6 +22,7 @@ from trainer.base.errors import UserError
 from trainer.base.limit_watch import ask_gpus
 from trainer.base.log import log
 from trainer.base.settings.accelerators import scratch_mib
+from trainer.base.storage.staging import cache_home
 
 _SCRATCH = "TF_CUDNN_WORKSPACE_LIMIT_IN_MB"
 _GPU_VARIABLES = (
@@ -128,15 +129,13 @@ def _object(value: Any, part: str) -> dict[str, Any]:
     return value
 
 
-def set_gpu_environment(
-    cuda_cache: Path, environment: MutableMapping[str, str] = os.environ
-) -> None:
+def set_gpu_environment(cache_dir: str, environment: MutableMapping[str, str] = os.environ) -> None:
     """Sets and logs variables for GPUs, on a machine with an NVIDIA driver.
 
     A variable that is set already stays. TF_GPU_THREAD_MODE=gpu_private gives each GPU its own
     threads that start kernels, so that reading data does not delay them; `global` is TensorFlow's
     own default. The wheel of TensorFlow has no machine code for H100 or later: CUDA compiles each
-    kernel at its first use, and keeps the result in CUDA_CACHE_PATH, here the folder `cuda_cache`;
+    kernel at its first use, and keeps the result in CUDA_CACHE_PATH, here a folder in `cache_dir`;
     CUDA_CACHE_DISABLE=1 switches that off. TF_CUDNN_WORKSPACE_LIMIT_IN_MB limits the scratch memory
     of a convolution, with and without XLA; plans count on this limit.
     https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables
@@ -150,11 +149,11 @@ def set_gpu_environment(
     if environment.get("CUDA_CACHE_DISABLE", "0") == "0":
         with suppress(OSError):  # without a folder that can be written, CUDA's own default stays
             if "CUDA_CACHE_PATH" not in environment:
+                cuda_cache = cache_home(cache_dir) / "cuda"
                 cuda_cache.mkdir(parents=True, exist_ok=True)
                 environment["CUDA_CACHE_PATH"] = str(cuda_cache)
         environment.setdefault("CUDA_CACHE_MAXSIZE", str(_LARGEST_CACHE))
-    values = gpu_environment(environment).items()
-    text = ", ".join(f"{name}={value}" for name, value in values)
+    text = ", ".join(map("=".join, gpu_environment(environment).items()))
     log.info(f"GPU settings: {text} (a variable that you set stays as it is)")
 
 

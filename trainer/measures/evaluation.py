@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple, cast
 
 import keras
@@ -107,7 +107,6 @@ class Evaluation:
     def __post_init__(self) -> None:
         self.class_count = counted_classes(self.model)  # 0: a call sets no `classes`
         self.classes: Classification | None = None
-        self._batches = math.ceil(self.examples.count / self.batch_size)
         self._call_size = CallSize(most_steps=0)
         self._run = tf.function(self._run_batches)
         self._on_device = tf.autograph.experimental.do_not_convert(self._one_batch)
@@ -120,7 +119,7 @@ class Evaluation:
     def of(self, examples: AnyExamples) -> "Evaluation":
         """Returns itself for other examples of the same kind, for which what it has traced serves,
         too."""
-        self.examples, self._batches = examples, math.ceil(examples.count / self.batch_size)
+        self.examples = examples
         vars(self).pop("_takers", None)
         return self
 
@@ -188,6 +187,10 @@ class Evaluation:
             f"val_{name}" for name in numbers_of(self._results(self._initial.apply(np.asarray)))
         )
 
+    @property
+    def _batches(self) -> int:
+        return math.ceil(self.examples.count / self.batch_size)
+
     @cached_property
     def _takers(self) -> int:
         """Returns the number of replicas that take batches: 1 if a metric's variables do not add up
@@ -220,20 +223,16 @@ class Evaluation:
             self.model.reset_metrics()
         for metric in self.model.metrics:
             if any(scope.get_current_value(variable) is None for variable in metric.variables):
-                kind = type(self.model).__name__
                 raise UserError(
-                    f"reset_metrics of {kind} leaves out {metric.name}: call"
+                    f"reset_metrics of {type(self.model).__name__} leaves out {metric.name}: call"
                     " super().reset_metrics() in it"
                 )
         metrics = [
-            tf.convert_to_tensor(scope.get_current_value(variable)) for variable in self._variables
+            tf.convert_to_tensor(scope.get_current_value(variable))
+            for variable in self.model.metrics_variables
         ]
-        shapes: list[tuple[int, ...]] = [
-            (len(self._others),),
-            (),
-            (self.class_count, self.class_count),
-        ]
-        return Totals(metrics, *(tf.zeros(shape, tf.float64) for shape in shapes))
+        zeros = partial(tf.zeros, dtype=tf.float64)
+        return Totals(metrics, zeros(len(self._others)), zeros(()), zeros([self.class_count] * 2))
 
     @cached_property
     def _others(self) -> list[str]:
@@ -241,7 +240,10 @@ class Evaluation:
         rows."""
         if not (has_own(self.model, "test_step") or has_own(self.model, "compute_metrics")):
             return []
-        specs = [tf.TensorSpec(variable.shape, variable.dtype) for variable in self._variables]
+        specs = [
+            tf.TensorSpec(variable.shape, variable.dtype)
+            for variable in self.model.metrics_variables
+        ]
         tf.function(self._test_batch, autograph=False).get_concrete_function(
             specs, self._part(1, 0).element_spec
         )
@@ -249,18 +251,13 @@ class Evaluation:
             self.model.reset_metrics()
             # Of those that test_step updates.
             of_metrics = {*results_of(self.model, self._updated, self._by_key)}
-        others = [name for name in self._returned if name not in of_metrics]
-        if others:
+        if others := [name for name in self._returned if name not in of_metrics]:
             warn_once(
                 f"{', '.join(others)}: no metric of the model: evaluation has its mean over rows,"
                 " Keras's has the value of the last batch: return the result of a"
                 " keras.metrics.Metric"
             )
         return others
-
-    @property
-    def _variables(self) -> list[Any]:
-        return [variable for metric in self.model.metrics for variable in metric.variables]
 
     def _part(self, takers: int, index: int) -> tf.data.Dataset:
         """Returns the batches of one taker: from number `index` on, every `takers`-th."""
@@ -302,7 +299,7 @@ class Evaluation:
         confusion of classes.
         """
         rows = tf.cast(tf.shape(tf.nest.flatten(parts)[0])[0], tf.float64)
-        variables = self._variables
+        variables = self.model.metrics_variables
         # In this scope Keras regularizes only weights whose values are given.
         weights = [
             (weight, weight.value)
@@ -341,7 +338,7 @@ class Evaluation:
 
     def _results(self, totals: Totals) -> dict[str, Any]:
         """Returns the values by name, from totals over all examples."""
-        metrics = zip(self._variables, totals.metrics, strict=True)
+        metrics = zip(self.model.metrics_variables, totals.metrics, strict=True)
         with keras.StatelessScope(
             [(variable, tf.cast(value, variable.dtype)) for variable, value in metrics]
         ):
@@ -375,9 +372,6 @@ def evaluation(
 def why_not_evaluated(model: keras.Model) -> str:
     """Returns why the model has nothing to evaluate; empty if it has."""
     own = has_own(model, "test_step") or has_own(model, "compute_loss")
-    evaluated = own or (model.compiled and model.loss is not None)
-    return (
-        ""
-        if evaluated
-        else f"{type(model).__name__} is not compiled with a loss, and has no test_step of its own"
-    )
+    if own or (model.compiled and model.loss is not None):
+        return ""
+    return f"{type(model).__name__} is not compiled with a loss, and has no test_step of its own"

@@ -87,8 +87,7 @@ def _save(
     or a disk of both."""
     cluster = replicas.cluster
     hosts = [address.rpartition(":")[0] for address in cluster.addresses]
-    in_bucket = str(filepath).startswith(("gs://", "/gcs/"))
-    if in_bucket:
+    if in_bucket := str(filepath).startswith(("gs://", "/gcs/")):
         warn_once(f"{filepath}: all workers would save it, so the chief alone does")
     if in_bucket or hosts[cluster.index] == hosts[0]:
         filepath = Path(folder) / Path(filepath).name
@@ -175,8 +174,6 @@ def _examples(name: str, call: dict[str, Any], *others: Any) -> tuple[Any, int]:
 def _callbacks(call: dict[str, Any]) -> CallbackList:
     """Returns the callbacks of a call."""
     callbacks = call["callbacks"]
-    return (
-        callbacks
-        if isinstance(callbacks, CallbackList)
-        else CallbackList(callbacks, model=call["self"])
-    )
+    if isinstance(callbacks, CallbackList):
+        return callbacks
+    return CallbackList(callbacks, model=call["self"])

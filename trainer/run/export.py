@@ -196,22 +196,21 @@ def plain_copy(model: keras.Model) -> keras.Model:
     copies: dict[int, keras.layers.Layer] = {}
 
     def copy_of(layer: keras.layers.Layer) -> keras.layers.Layer:
-        if id(layer) in copies:
-            return copies[id(layer)]
-        if isinstance(layer, keras.Model):
+        if id(layer) not in copies and isinstance(layer, keras.Model):
             copies[id(layer)] = _cloned(layer, copy_of)
-            return copies[id(layer)]
-        # A layer of this package has plain(), which returns the Keras layer that stands for it in a
-        # template.
-        plain = layer.plain() if hasattr(layer, "plain") else layer
-        config = plain.get_config()
-        for name in ("lora_rank", "lora_alpha"):  # save_own_variables merges LoRA into the kernel
-            config.pop(name, None)
-        if "synchronized" in config:
-            config["synchronized"] = False
-        if "dtype" in config:
-            config["dtype"] = plain.dtype_policy.variable_dtype
-        copies[id(layer)] = type(plain).from_config(config)
+        elif id(layer) not in copies:
+            # A layer of this package has plain(), which returns the Keras layer that stands for it
+            # in a template.
+            plain = layer.plain() if hasattr(layer, "plain") else layer
+            config = plain.get_config()
+            # save_own_variables merges LoRA into the kernel
+            for name in ("lora_rank", "lora_alpha"):
+                config.pop(name, None)
+            if "synchronized" in config:
+                config["synchronized"] = False
+            if "dtype" in config:
+                config["dtype"] = plain.dtype_policy.variable_dtype
+            copies[id(layer)] = type(plain).from_config(config)
         return copies[id(layer)]
 
     copy = _cloned(model, copy_of)
@@ -223,9 +222,19 @@ def plain_copy(model: keras.Model) -> keras.Model:
         layers = all_layers(network)
         return [layer for layer in layers if not isinstance(layer, keras.layers.InputLayer)]
 
+    # A layer's own weights and assets, such as a vocabulary, are copied as Keras saves and loads.
     for trained, plain in zip(without_inputs(model), without_inputs(copy), strict=True):
-        if plain is not trained:  # a subclassed model within was not copied
-            _copy_learnt(trained, plain)
+        if plain is trained:  # a subclassed model within was not copied
+            continue
+        values: dict[str, Any] = {}
+        trained.save_own_variables(values)
+        plain.load_own_variables(
+            {name: keras.ops.convert_to_numpy(value) for name, value in values.items()}
+        )
+        if hasattr(trained, "save_assets"):
+            with tempfile.TemporaryDirectory() as folder:
+                trained.save_assets(folder)
+                plain.load_assets(folder)
     return copy
 
 
@@ -242,19 +251,6 @@ def _cloned(
         return model
     finally:
         model.compiled = compiled
-
-
-def _copy_learnt(trained: keras.layers.Layer, plain: keras.layers.Layer) -> None:
-    """Copies a layer's own weights and assets, such as a vocabulary, as Keras saves and loads."""
-    values: dict[str, Any] = {}
-    trained.save_own_variables(values)
-    plain.load_own_variables(
-        {name: keras.ops.convert_to_numpy(value) for name, value in values.items()}
-    )
-    if hasattr(trained, "save_assets"):
-        with tempfile.TemporaryDirectory() as folder:
-            trained.save_assets(folder)
-            plain.load_assets(folder)
 
 
 def _save_h5(template: keras.Model, path: Path) -> None:
@@ -438,8 +434,12 @@ def _is_saved_with_less(loss: keras.Loss) -> bool:
     """Returns whether saving a loss loses an argument, as delta of Huber in Keras 3.15."""
     copy = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(loss))
 
-    def settings(part: keras.Loss) -> dict[str, Any]:
-        types = (int, float, str, dict)
-        return {name: value for name, value in vars(part).items() if isinstance(value, types)}
-
-    return settings(loss) != settings(copy)
+    before, after = (
+        {
+            name: value
+            for name, value in vars(part).items()
+            if isinstance(value, (int, float, str, dict))
+        }
+        for part in (loss, copy)
+    )
+    return before != after

@@ -41,9 +41,9 @@ from trainer.run.export import export
 from trainer.run.proof import PROVED
 from trainer.run.replica_check import (
     COMPARED_STEPS,
-    ReplicaCheck,
     ReplicaVerdict,
     act_on_verdict,
+    comparing,
     needs_check,
 )
 from trainer.run.run_state import Best, RunState
@@ -95,7 +95,7 @@ def run(
         # The chief compares one replica and two in a child process while the run is prepared.
         unchecked = job.cluster.is_chief and "replica_check" not in job.earlier
         compares = unchecked and needs_check(config, replicas.count)
-        with closing(ReplicaCheck(command[3:])) if compares else nullcontext() as check:
+        with comparing(command[3:]) if compares else nullcontext() as verdict:
             run = prepare_run(job, replicas)
             if ended := replicas.from_worker(_ended_before(run)):
                 job.tracking.begin()  # sends to the tracker what an earlier start could not
@@ -106,9 +106,9 @@ def run(
             if job.cluster.is_chief:
                 write_run_info(run)
             job.tracking.begin()
-            if check:
+            if verdict:
                 log.info("waits for the proof that replicas change nothing …")
-                act_on_check(run, check.verdict())
+                act_on_check(run, verdict())
             with closing(run.state.reporter):
                 run.state.reporter.begin(repeats_step=run.state.pending)
                 control = train_to_end(run)

@@ -10,9 +10,10 @@ precision of the run.
 import json
 import os
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -52,7 +53,6 @@ from trainer.training.checkpoint import (
     snapshot,
     variables_of,
 )
-from trainer.user_code.command import last_error, start_command
 from trainer.user_code.interface import ModelInterface
 from trainer.user_code.mistakes import as_user_mistake, load_function, message_of
 
@@ -61,6 +61,14 @@ LONGEST_SECONDS = 1800.0
 # This environment variable skips the comparison, for tests of this project that are about something
 # else.
 SKIP = "TRAINER_SKIP_REPLICA_CHECK"
+# Variables of a job that the child does not inherit.
+_JOB_VARIABLES = (
+    "TF_CONFIG",
+    "CLUSTER_SPEC",
+    "AIP_MODEL_DIR",
+    "AIP_CHECKPOINT_DIR",
+    "AIP_TENSORBOARD_LOG_DIR",
+)
 COMPARED_STEPS = 5
 REMEDY = (
     "change that, train on one replica (--replicas=1), or use --allow_replica_dependence: the"
@@ -132,47 +140,52 @@ def needs_check(config: TrainConfig, replicas: int) -> bool:
     )
 
 
-class ReplicaCheck:
-    """Starts the comparison in a child process when it is created, and reads its verdict.
+@contextmanager
+def comparing(arguments: Sequence[str]) -> Iterator[Callable[[], ReplicaVerdict]]:
+    """Runs the comparison in a child process within the block, by the flags of the run.
 
-    arguments: the flags of the run.
+    Yields a function that waits for the child, until LONGEST_SECONDS after its start, and returns
+    its verdict. The child is outside of this job's cluster and folders, and has no GPUs.
     """
-
-    def __init__(self, arguments: Sequence[str]) -> None:
-        self._folder = TemporaryDirectory(prefix="trainer-replicas-")
-        self._file, self._log = (Path(self._folder.name) / name for name in ("verdict.json", "log"))
-        self._began = time.monotonic()
-        self._child = start_command(
-            ["trainer.check", *arguments, f"--verdict={self._file}"], self._log
-        )
+    began = time.monotonic()
+    inherited = {name: value for name, value in os.environ.items() if name not in _JOB_VARIABLES}
+    with TemporaryDirectory(prefix="trainer-replicas-") as folder:
+        file = Path(folder) / "verdict.json"
+        log_file = Path(folder) / "log"
+        with log_file.open("wb") as output:
+            child = subprocess.Popen(
+                [sys.executable, "-m", "trainer.check", *arguments, f"--verdict={file}"],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**inherited, "CUDA_VISIBLE_DEVICES": "-1"},
+            )
         with suppress(OSError):
             # If memory runs short, Linux kills the child first.
-            Path(f"/proc/{self._child.pid}/oom_score_adj").write_text("1000")
+            Path(f"/proc/{child.pid}/oom_score_adj").write_text("1000")
 
-    def verdict(self) -> ReplicaVerdict:
-        """Waits for the child, until LONGEST_SECONDS after its start; returns its verdict."""
+        def verdict() -> ReplicaVerdict:
+            try:
+                child.wait(max(0.0, began + LONGEST_SECONDS - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                minutes = (time.monotonic() - began) / 60
+                return ReplicaVerdict(None, reason=f"it took longer than {minutes:.3g} minutes")
+            with suppress(OSError, ValueError, TypeError):
+                return ReplicaVerdict(**json.loads(file.read_text()))
+            if (code := child.returncode) < 0:  # killed, for instance because memory ran short
+                return ReplicaVerdict(None, reason=f"its process was ended by signal {-code}")
+
+            # The last error in its output says why, or else the last line.
+            lines = log_file.read_text(encoding="utf-8", errors="replace").splitlines()
+            errors = [line.partition("error: ")[2] for line in lines if line.startswith("error: ")]
+            reason = (errors or lines or ["it printed nothing"])[-1]
+            return ReplicaVerdict(None, reason=reason, fault=code == FAULT)
+
         try:
-            self._child.wait(max(0.0, self._began + LONGEST_SECONDS - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            return ReplicaVerdict(
-                None,
-                reason=f"it took longer than {(time.monotonic() - self._began) / 60:.3g} minutes",
-            )
-        with suppress(OSError, ValueError, TypeError):
-            return ReplicaVerdict(**json.loads(self._file.read_text()))
-        if self._child.returncode < 0:  # killed, for instance because memory ran short
-            return ReplicaVerdict(
-                None, reason=f"its process was ended by signal {-self._child.returncode}"
-            )
-        return ReplicaVerdict(
-            None, reason=last_error(self._log), fault=self._child.returncode == FAULT
-        )
-
-    def close(self) -> None:
-        """Kills the child if it still runs, and removes its files."""
-        self._child.kill()
-        self._child.wait()
-        self._folder.cleanup()
+            yield verdict
+        finally:
+            child.kill()
+            child.wait()
 
 
 def act_on_verdict(verdict: ReplicaVerdict, *, allowed: bool, paid: bool = False) -> None:

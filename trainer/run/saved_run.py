@@ -43,11 +43,7 @@ def evaluate_run(run: RequestedRun) -> tuple[dict[str, float], int, Classificati
     Raises UserError if the data do not fit the model, or if it has nothing to evaluate.
     """
     config = run.config
-    weights = weights_path(run)
-    replicas = _replicas(config)
-    batch = config.evaluation_batch
-    log.info(f"evaluates {weights}, {batch} rows at a time, on {', '.join(replicas.devices)}")
-    set_precision_and_seed(config)
+    weights, replicas = _begin(run, "evaluates")
     dataset = load_dataset(config, trains=False)
     examples = _examples_to_use(run, dataset)
     dataset = _with_classes_of_run(run, dataset)
@@ -64,7 +60,14 @@ def evaluate_run(run: RequestedRun) -> tuple[dict[str, float], int, Classificati
             )
     if why := why_not_evaluated(model):
         raise UserError(f"{run.name} has nothing to evaluate: {why}")
-    evaluation = Evaluation(model, replicas, examples, batch, dataset.as_fit, dataset.class_names)
+    evaluation = Evaluation(
+        model,
+        replicas,
+        examples,
+        config.evaluation_batch,
+        dataset.as_fit,
+        dataset.class_names,
+    )
     with _reporting_misfits(run, dataset):
         values = evaluation()
     results = {name.removeprefix("val_"): value for name, value in values.items()}
@@ -77,11 +80,7 @@ def predict_run(run: RequestedRun) -> tuple[dict[str, Any], int]:
     Raises UserError like `evaluate`.
     """
     config = run.config
-    weights = weights_path(run)
-    replicas = _replicas(config)
-    batch = config.evaluation_batch
-    log.info(f"predicts by {weights}, {batch} rows at a time, on {', '.join(replicas.devices)}")
-    set_precision_and_seed(config)
+    weights, replicas = _begin(run, "predicts by")
     network = _load_exported(run, weights, replicas)
     if network is None:
         trained_on = load_dataset(run.trained, trains=False)
@@ -90,7 +89,9 @@ def predict_run(run: RequestedRun) -> tuple[dict[str, Any], int]:
     dataset = load_dataset(config, trains=False)
     examples = _examples_to_use(run, dataset)
     with _reporting_misfits(run, dataset):
-        outputs = prediction.predict(network, replicas, examples, batch, dataset.as_fit)
+        outputs = prediction.predict(
+            network, replicas, examples, config.evaluation_batch, dataset.as_fit
+        )
         arrays = dict(prediction.named_outputs(outputs, output_names(network)))
     return arrays, examples.count
 
@@ -140,12 +141,19 @@ def weights_path(run: RequestedRun) -> Path:
     return checkpoints[name]
 
 
-def _replicas(config: TrainConfig) -> Replicas:
-    """Returns this machine's replicas, each of which takes a whole evaluation batch at a time."""
+def _begin(run: RequestedRun, action: str) -> tuple[Path, Replicas]:
+    """Returns the run's weights, and this machine's replicas, in the run's precision.
+
+    Each replica takes a whole evaluation batch at a time.
+    """
+    config = run.config
+    weights = weights_path(run)
+    batch = config.evaluation_batch
     devices = len(local_devices(config, ONE_MACHINE))
-    return make_replicas(
-        dataclasses.replace(config, global_batch_size=devices * config.evaluation_batch)
-    )
+    replicas = make_replicas(dataclasses.replace(config, global_batch_size=devices * batch))
+    log.info(f"{action} {weights}, {batch} rows at a time, on {', '.join(replicas.devices)}")
+    set_precision_and_seed(config)
+    return weights, replicas
 
 
 def _examples_to_use(run: RequestedRun, dataset: Dataset) -> AnyExamples:

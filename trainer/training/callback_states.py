@@ -8,6 +8,7 @@ command, as they do not change.
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,8 +64,7 @@ class AttributeValue:
     def __eq__(self, other: object) -> bool:
         return (
             isinstance(other, AttributeValue)
-            and self.text == other.text
-            and self.arrays.keys() == other.arrays.keys()
+            and self.text == other.text  # which names the arrays
             and all(
                 np.array_equal(array, other.arrays[name]) for name, array in self.arrays.items()
             )
@@ -146,10 +146,8 @@ class CallbackStates:
             if saved is None or saved["monitor"] != getattr(callback, "monitor", None):
                 continue
             for key, text in saved["values"].items():
-                try:
+                with suppress(KeyError):
                     setattr(callback, key, decoded(text, arrays))
-                except KeyError:
-                    continue
             # Keras's own callbacks open their files again.
             if saved["not_kept"] and not type(callback).__module__.startswith("keras."):
                 log.info(

@@ -6,7 +6,7 @@ If a callback acts on single batches, each call to the device runs a single step
 import inspect
 import math
 from collections.abc import Sequence
-from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import keras
@@ -89,11 +89,10 @@ def higher_is_better(model: keras.Model, monitor: str, setting: str) -> bool:
     try:
         probe.on_epoch_end(0, {monitor: 0.0})
     except ValueError:
-        line = (
-            "it is unknown whether higher or lower is better: use a loss, an accuracy or a Keras"
-            " metric"
-        )
-        raise UserError(f"{setting}={monitor}: {line}") from None
+        raise UserError(
+            f"{setting}={monitor}: it is unknown whether higher or lower is better: use a loss, an"
+            " accuracy or a Keras metric"
+        ) from None
     return bool(probe.monitor_op(1.0, 0.0))
 
 
@@ -101,8 +100,9 @@ def stop_reason(callbacks: Sequence[Callback]) -> str:
     """Returns which callback has ended a run by `model.stop_training`, as far as it says so."""
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.EarlyStopping) and callback.stopped_epoch:
-            epochs = f"{callback.patience} epochs"
-            return f"EarlyStopping: {callback.monitor} did not improve in {epochs}"
+            return (
+                f"EarlyStopping: {callback.monitor} did not improve in {callback.patience} epochs"
+            )
     return "a callback has set model.stop_training"
 
 
@@ -229,20 +229,17 @@ def callback_list(
                 " not compiled with one: use --learning_rate_schedule and --warmup_steps, or a"
                 " callback that sets its optimizers"
             )
-        if isinstance(callback, TensorBoard):
-            try:
-                import_module("tensorboard")
-            except ImportError as error:
-                raise UserError(
-                    "callbacks: TensorBoard needs the package tensorboard: install it, or leave the"
-                    " callback out: the job directory has TensorBoard's files without it"
-                ) from error
+        if isinstance(callback, TensorBoard) and not find_spec("tensorboard"):
+            raise UserError(
+                "callbacks: TensorBoard needs the package tensorboard: install it, or leave the"
+                " callback out: the job directory has TensorBoard's files without it"
+            )
+        setting = "callbacks: EarlyStopping of Keras with monitor"
         if isinstance(callback, EarlyStopping):
             callback.evaluated = evaluated
+            setting = "early_stopping"
         stops = isinstance(callback, keras.callbacks.EarlyStopping)
         if stops and callback.monitor.startswith("val_"):
-            ours = isinstance(callback, EarlyStopping)
-            setting = "early_stopping" if ours else "callbacks: EarlyStopping of Keras with monitor"
             refuse_unevaluated(setting, callback.monitor, evaluated)
 
     floats_of_variables()

@@ -12,7 +12,6 @@ named here.
 """
 
 import hashlib
-import itertools
 import json
 import shutil
 import sys
@@ -59,12 +58,10 @@ def variables_of(model: keras.Model) -> Variables:
     """Returns every variable that training changes, by name.
 
     The name does not depend on strategy or replicas. Metrics are left out, as each replica has
-    counts of its own (see `ReplicaCounts`), and so are learning rates, which LearningRates holds.
+    counts of its own (see `Checkpoints`), and so are learning rates, which LearningRates holds.
     """
-    of_metrics = itertools.chain(*(metric.variables for metric in model.metrics))
-    metrics = {id(variable) for variable in of_metrics}
     variables: dict[str, Any] = {}
-    for variable in _all(model, metrics):
+    for variable in _all(model, {id(variable) for variable in model.metrics_variables}):
         if not _is_rate(variable):
             prefix = WEIGHTS if len(variables) < len(model.weights) else "training/"
             # The words before the last may contain Keras's count of layers.
@@ -97,66 +94,6 @@ class LearningRates:
         """Sets each rate to the configured one times its factor."""
         for rate, before, factor in zip(self._rates, self._configured, factors, strict=True):
             rate.assign(before * float(factor))
-
-
-@dataclass
-class ReplicaCounts:
-    """Holds what the model's metrics have counted in the epoch so far, on each replica."""
-
-    model: keras.Model
-    replicas: Replicas
-
-    def _variables(self) -> dict[str, list[Any]]:
-        """Returns by name the part of each variable on each of this worker's replicas."""
-        parts = {}
-        of_metrics = itertools.chain(*(metric.variables for metric in self.model.metrics))
-        for number, variable in enumerate(of_metrics):
-            value = variable.value if isinstance(variable, keras.Variable) else variable
-            local = self.replicas.strategy.experimental_local_results(value)
-            parts[f"{METRICS}{number:04d}"] = list(local)
-        return parts
-
-    def values(self) -> Arrays:
-        """Returns the counts by name, (replicas, …); every worker must call it."""
-        arrays: Arrays = {}
-        cluster = self.replicas.cluster
-        for name, parts in self._variables().items():
-            local = np.stack([part.numpy() for part in parts])
-            if cluster.several:
-                by_worker = np.zeros((cluster.workers, *local.shape))
-                by_worker[cluster.index] = local
-                local = self.replicas.sum_over_workers(by_worker).reshape(-1, *local.shape[1:])
-            arrays[name] = local
-        return arrays
-
-    def restore(self, arrays: Arrays) -> None:
-        """Sets what `values` returned, unless the model has other metrics now.
-
-        Only the chief needs `arrays`.
-        For another number of replicas the first one gets the sums of all: a metric is read as a sum
-        over replicas.
-        """
-        # The chief decides whether the metrics are the same.
-        variables = self._variables()
-        shapes = {name: tuple(parts[0].shape) for name, parts in variables.items()}
-        saved_shapes = {name: array.shape[1:] for name, array in arrays.items()}
-        if not self.replicas.from_worker(saved_shapes == shapes):
-            return
-
-        # It sends every worker the counts of all replicas, of which each takes its own.
-        local = self.replicas.count // self.replicas.cluster.workers
-        for name, parts in variables.items():
-            values = np.zeros((self.replicas.count, *shapes[name]))
-            if self.replicas.cluster.is_chief:
-                saved = arrays[name]
-                if len(saved) == len(values):
-                    values[:] = saved
-                else:
-                    values[0] = saved.sum(axis=0)
-            first = self.replicas.cluster.index * local
-            rows = self.replicas.sum_over_workers(values)[first : first + local]
-            for part, row in zip(parts, rows, strict=True):
-                part.assign(tf.cast(row, part.dtype))
 
 
 def _is_rate(variable: Any) -> bool:
@@ -252,7 +189,6 @@ class Checkpoints:
 
     def __post_init__(self) -> None:
         self._variables = variables_of(self.model)
-        self._counts = ReplicaCounts(self.model, self.replicas)
         weights = of_networks(self._variables)
         self._trained = {name: weight.path for name, weight in weights.items() if weight.trainable}
         # It is the newest step that is saved or being written, and whether its hooks are pending.
@@ -282,8 +218,8 @@ class Checkpoints:
                 damaged.append(str(error))
                 continue
             self.restored = self.mirror.where(folder)
-            names = [name for name in values if name.startswith((CALLBACKS, METRICS))]
-            arrays = {name: values.pop(name) for name in names}
+            beside = [name for name in values if name.startswith((CALLBACKS, METRICS))]
+            arrays = {name: values.pop(name) for name in beside}
             check_fits(self._variables, values, self.restored)
             break
         if damaged and manifest is None:
@@ -298,7 +234,7 @@ class Checkpoints:
             return None
         assign_values(self._variables, values, self.replicas)
         counts = [name for name in arrays if name.startswith(METRICS)]
-        self._counts.restore({name: arrays.pop(name) for name in counts})
+        self._restore_counts({name: arrays.pop(name) for name in counts})
         self._saved = (manifest["step"], bool(manifest["state"].get("pending")))
         return manifest["step"], manifest["state"] | ({"arrays": arrays} if arrays else {})
 
@@ -315,7 +251,7 @@ class Checkpoints:
         self.wait()
         began = time.monotonic()
         self._saved = saved
-        counts = self._counts.values()
+        counts = {name: self._of_all(parts) for name, parts in self._counts().items()}
         if not self.replicas.cluster.is_chief:
             return
         state = dict(state)
@@ -326,6 +262,56 @@ class Checkpoints:
         manifest = json.dumps(content, default=np.ndarray.tolist)
         self._writing = self._thread.submit(self._write, step, values, manifest)
         self.saving_seconds += time.monotonic() - began
+
+    def _counts(self) -> dict[str, list[Any]]:
+        """Returns what metrics have counted in the epoch so far.
+
+        It is, by name, the part of each variable on each of this worker's replicas.
+        """
+        counts = {}
+        for number, variable in enumerate(self.model.metrics_variables):
+            value = variable.value if isinstance(variable, keras.Variable) else variable
+            parts = self.replicas.strategy.experimental_local_results(value)
+            counts[f"{METRICS}{number:04d}"] = list(parts)
+        return counts
+
+    def _of_all(self, parts: list[Any]) -> npt.NDArray[Any]:
+        """Returns the counts of all replicas, (replicas, …); every worker must call it."""
+        cluster = self.replicas.cluster
+        local = np.stack([part.numpy() for part in parts])
+        if not cluster.several:
+            return local
+        by_worker = np.zeros((cluster.workers, *local.shape))
+        by_worker[cluster.index] = local
+        return self.replicas.sum_over_workers(by_worker).reshape(-1, *local.shape[1:])
+
+    def _restore_counts(self, arrays: Arrays) -> None:
+        """Sets the counts that `save` has stored, unless the model has other metrics now.
+
+        Only the chief needs `arrays`.
+        For another number of replicas the first one gets the sums of all: a metric is read as a sum
+        over replicas.
+        """
+        # The chief decides whether the metrics are the same.
+        replicas = self.replicas
+        counts = self._counts()
+        shapes = {name: tuple(parts[0].shape) for name, parts in counts.items()}
+        saved_shapes = {name: array.shape[1:] for name, array in arrays.items()}
+        if not replicas.from_worker(saved_shapes == shapes):
+            return
+
+        # It sends every worker the counts of all replicas, of which each takes its own.
+        for name, parts in counts.items():
+            values = np.zeros((replicas.count, *shapes[name]))
+            if replicas.cluster.is_chief:
+                saved = arrays[name]
+                if len(saved) == len(values):
+                    values[:] = saved
+                else:
+                    values[0] = saved.sum(axis=0)
+            rows = replicas.sum_over_workers(values)[replicas.first :]
+            for part, row in zip(parts, rows, strict=False):
+                part.assign(tf.cast(row, part.dtype))
 
     def wait(self) -> None:
         """Waits until the last save is written.
@@ -422,29 +408,24 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise Damaged(f"{folder.name}/{MANIFEST}: {type(error).__name__}") from None
     if not intact:
         raise Damaged(f"{folder.name}/{MANIFEST} has another checksum")
-    files = manifest.get("files")
-    step = manifest.get("step")
-    known = isinstance(files, dict) and all(
-        Path(name).name == name and isinstance(files[name], dict) for name in files
-    )
-    if not (
-        known
-        and isinstance(manifest.get("state"), dict)
-        and type(step) is int
-        and 0 <= step < 2**63
-    ):
-        raise Damaged(f"{folder.name}/{MANIFEST} is not of this trainer")
+    match manifest:
+        case {"files": dict(files), "state": dict(), "step": int(step)} if (
+            0 <= step < 2** 63
+            and all(Path(name).name == name and isinstance(files[name], dict) for name in files)
+        ):
+            pass
+        case _:
+            raise Damaged(f"{folder.name}/{MANIFEST} is not of this trainer")
 
     # Each of its files must have the size and the checksum that it states.
-    for name, fingerprint in files.items():
+    for name, stated in files.items():
         try:
             actual = _fingerprint(folder / name)
         except (OSError, ValueError):
             raise Damaged(f"{folder.name}/{name} is missing") from None
-        if actual != fingerprint:
-            same_size = actual["bytes"] == fingerprint.get("bytes")
-            difference = "has another checksum" if same_size else "has another size"
-            raise Damaged(f"{folder.name}/{name} {difference}")
+        if actual != stated:
+            kind = "checksum" if actual["bytes"] == stated.get("bytes") else "size"
+            raise Damaged(f"{folder.name}/{name} has another {kind}")
 
     # TensorFlow reads the variables, and raises many types of errors.
     try:

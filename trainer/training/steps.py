@@ -4,7 +4,6 @@ replica.
 It also measures how much time the loop over steps lost by waiting for batches.
 """
 
-import itertools
 import math
 import re
 import time
@@ -39,6 +38,7 @@ from trainer.reporting.progress import MetricCounts, StepLogs
 from trainer.training.replica_rows import ReplicaData
 from trainer.training.step_operations import flops_of
 from trainer.user_code.interface import (
+    all_metrics,
     metrics_by_key,
     numbers_of,
     recording_results,
@@ -107,27 +107,24 @@ class StepRunner:
                 steps = self._run(iterator, begin, tf.constant(count)).numpy()
                 steps, (requested, ready) = steps[:, :-2], steps[:, -2:].T
         waits = np.zeros(self.replicas.cluster.workers)
-        ended = time.time()
         waits[self.replicas.cluster.index] = input_wait(
-            requested, ready, ended, runs_ahead=self.replicas.on_gpus
+            requested, ready, time.time(), runs_ahead=self.replicas.on_gpus
         )
 
         # Workers sum once a call, and not once a step, the scalars and the seconds that each lost
         # for batches.
         total = self.replicas.sum_over_workers(np.append(steps, waits))
         values, waited = np.split(total, [steps.size])
-        arrays = [keras.ops.convert_to_numpy(counter) for counter in self._counters()]
+        arrays = map(keras.ops.convert_to_numpy, self.model.metrics_variables)
         counts = tuple(array.astype(np.float64) for array in arrays)
-        scalars = values.reshape(steps.shape)
-        seconds = tuple(waited.tolist())
         return StepLogs(
             names=self._names,
-            values=scalars,
+            values=values.reshape(steps.shape),
             metrics=self._results(counts),
             counts=counts,
             adds_up=self._adds_up,
             results=self._results,
-            waits=seconds,
+            waits=tuple(waited.tolist()),
         )
 
     @cached_property
@@ -153,27 +150,20 @@ class StepRunner:
         """Returns the number of operations of a step."""
         return len(nodes_of(self.traced(iterator).graph))
 
-    def _counters(self) -> list[Any]:
-        """Returns the variables of all metrics of the model."""
-        return [*itertools.chain(*(metric.variables for metric in self.model.metrics))]
-
     @cached_property
     def _adds_up(self) -> tuple[bool, ...]:
         """Returns whether each counter only adds up over batches, as of Keras's own metrics."""
-        # The metrics of compile() are within one of the model's.
-        metrics = [*self.model.metrics]
-        metrics += itertools.chain(*(getattr(metric, "metrics", ()) for metric in metrics))
         may_differ: set[int] = set()
-        for metric in metrics:
+        for metric in all_metrics(self.model):
             if not type(metric).update_state.__module__.startswith("keras."):
                 may_differ |= {id(variable) for variable in metric.variables}
-        return tuple(id(counter) not in may_differ for counter in self._counters())
+        return tuple(id(counter) not in may_differ for counter in self.model.metrics_variables)
 
     def _results(self, counts: MetricCounts) -> Scalars:
         """Returns the results of Keras metrics by name, for variables that hold `counts`."""
         if not counts:
             return {}
-        pairs = [*zip(self._counters(), counts, strict=True)]
+        pairs = [*zip(self.model.metrics_variables, counts, strict=True)]
         updated = {id(counter) for counter, count in pairs if np.any(count)}
         values = [(counter, tf.cast(count, counter.dtype)) for counter, count in pairs]
         with keras.StatelessScope(values):
@@ -353,10 +343,9 @@ class StepRunner:
             scalars = tf.TensorArray(tf.float64, size=len(steps))
             return tf.while_loop(lambda index, _: index < end, step_of, (first, scalars))[1].stack()
 
-        def single(data: Any) -> Any:
-            return self._replica_step(data, steps[0], Program(graph, steps))
-
-        run = loop if len(steps) > 1 else single
+        run = loop
+        if len(steps) == 1:
+            run = partial(self._replica_step, step=steps[0], program=Program(graph, steps))
         return tf.function(partial(self._compilable, run), jit_compile=True, autograph=False)
 
     def _compilable(self, run: Callable[[Any], Any], data: Any) -> Any:
@@ -370,13 +359,13 @@ class StepRunner:
         result = run(data)
         inside = tf.compat.v1.get_default_graph()
         values = [tensor for tensor in inside.inputs if tensor.dtype != tf.resource]
-        sizes = [(value.shape.num_elements() or 0) * value.dtype.size for value in values]
-        self.bytes_of_step = sum(sizes)
+        self.bytes_of_step = sum(
+            (value.shape.num_elements() or 0) * value.dtype.size for value in values
+        )
         if drawn := {node.op for node in nodes_of(inside) if _DRAWS.search(node.op)}:
-            operations = ", ".join(sorted(drawn))
             raise NotCompilable(
-                f"its train_step draws random numbers by {operations}, which gives other numbers"
-                " in XLA"
+                f"its train_step draws random numbers by {', '.join(sorted(drawn))}, which gives"
+                " other numbers in XLA"
             )
         return result
 
@@ -411,17 +400,16 @@ class StepRunner:
         Returns its scalars, in the order of self._names.
         """
         copies = self.replicas.copies
-        counters = self._counters() if copies > 1 else []
-        counts = [tf.convert_to_tensor(counter) for counter in counters]
+        counters = self.model.metrics_variables if copies > 1 else []
+        counts = [*map(tf.convert_to_tensor, counters)]
         with in_step(self._context(step, program)):
             logs = scalars_of(train_step(self.model, data))
 
         # Metrics are summed over replicas: only the first of those with the same rows counts them.
-        if copies > 1:
+        for counter, before in zip(counters, counts, strict=True):
             number = tf.distribute.get_replica_context().replica_id_in_sync_group
-            for counter, before in zip(counters, counts, strict=True):
-                after = tf.convert_to_tensor(counter)
-                counter.assign(tf.where(number % copies == 0, after, before))
+            after = tf.convert_to_tensor(counter)
+            counter.assign(tf.where(number % copies == 0, after, before))
 
         # What is no result of a metric is a scalar, whose mean over an epoch may not be meant.
         self._by_key |= metrics_by_key(logs, self._returned)

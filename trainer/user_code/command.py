@@ -1,32 +1,21 @@
 """Starts and ends a command: loads TensorFlow quietly, turns an exception into one line and an exit
 code.
 
-One command starts another as a child process here too. Imports no TensorFlow.
+Imports no TensorFlow.
 """
 
 import functools
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 from trainer.base.errors import FAULT, INTERRUPTED, PlatformFault, UserError, reason
 from trainer.base.log import log, start_logging
 from trainer.base.run_files.plan_file import versions
 from trainer.user_code.mistakes import as_user_mistake
-
-# Variables of a job that a command which it starts does not inherit.
-_JOB_VARIABLES = (
-    "TF_CONFIG",
-    "CLUSTER_SPEC",
-    "AIP_MODEL_DIR",
-    "AIP_CHECKPOINT_DIR",
-    "AIP_TENSORBOARD_LOG_DIR",
-)
 
 
 def command(
@@ -114,26 +103,3 @@ def quiet_start() -> Iterator[None]:
         finally:
             os.dup2(real, 2)
             os.close(real)
-
-
-def start_command(words: Sequence[str], log_file: Path) -> subprocess.Popen[bytes]:
-    """Starts `python -m WORDS` outside of this job's cluster and folders, and without GPUs.
-
-    Its output goes to `log_file`.
-    """
-    inherited = {name: value for name, value in os.environ.items() if name not in _JOB_VARIABLES}
-    with log_file.open("wb") as output:
-        return subprocess.Popen(
-            [sys.executable, "-m", *words],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**inherited, "CUDA_VISIBLE_DEVICES": "-1"},
-        )
-
-
-def last_error(log_file: Path) -> str:
-    """Returns the last error in the output of one of our commands, or else its last line."""
-    lines = log_file.read_text(encoding="utf-8", errors="replace").splitlines()
-    errors = [line.partition("error: ")[2] for line in lines if line.startswith("error: ")]
-    return (errors or lines or ["it printed nothing"])[-1]

@@ -134,6 +134,12 @@ def scalars_of(logs: Mapping[str, Any]) -> dict[str, Any]:
     return scalars
 
 
+def all_metrics(model: keras.Model) -> list[keras.Metric]:
+    """Returns the model's metrics, and those of compile(), which one of these holds."""
+    metrics = model.metrics
+    return [*metrics, *(part for metric in metrics for part in getattr(metric, "metrics", ()))]
+
+
 @contextmanager
 def recording_results(model: keras.Model) -> Iterator[list[tuple[Any, keras.Metric]]]:
     """Yields a list that gets what `result` of each of the model's metrics returns in the block,
@@ -145,9 +151,7 @@ def recording_results(model: keras.Model) -> Iterator[list[tuple[Any, keras.Metr
         returned.append((value, metric))
         return value
 
-    metrics = [*model.metrics]
-    # those of compile()
-    metrics += [part for metric in metrics for part in getattr(metric, "metrics", ())]
+    metrics = all_metrics(model)
     for metric in metrics:
         metric.result = partial(recording, metric, metric.result)
     try:

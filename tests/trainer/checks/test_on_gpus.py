@@ -216,8 +216,8 @@ def test_with_deterministic_the_same_steps_must_give_the_same_bits(
 
 def trained(after: float = 1.0, loss: float = -4.0, norm: float = 10.0) -> Trained:
     return Trained(
-        {"trained": [np.zeros(4)]},
-        {"trained": [np.full(4, after)]},
+        {"trained": np.zeros(4)},
+        {"trained": np.full(4, after)},
         {"loss": loss, "small_loss": 0.001},
         norm,
     )
@@ -225,14 +225,14 @@ def trained(after: float = 1.0, loss: float = -4.0, norm: float = 10.0) -> Train
 
 def test_weights_are_compared_with_how_far_they_moved() -> None:
     """Moving statistics that change by more do not hide it, and frozen weights have to be equal."""
-    start = {"trained": [np.full(4, 99.0)], "others": [np.zeros(4)], "frozen": [np.ones(4)]}
+    start = {"trained": np.full(4, 99.0), "others": np.zeros(4), "frozen": np.ones(4)}
     moved = Trained(
-        start, {**start, "trained": [np.full(4, 100.0)], "others": [np.full(4, 1e9)]}, {}, 1.0
+        start, {**start, "trained": np.full(4, 100.0), "others": np.full(4, 1e9)}, {}, 1.0
     )
     for changed, expected in (
-        ({"trained": [np.full(4, 100.5)]}, 0.5),
+        ({"trained": np.full(4, 100.5)}, 0.5),
         ({}, 0.0),
-        ({"frozen": [np.zeros(4)]}, 2e300),
+        ({"frozen": np.zeros(4)}, 2e300),
     ):
         other = Trained(start, {**moved.after, **changed}, {}, 1.0)
         assert differences(other, moved)["weights"] == pytest.approx(expected)

@@ -136,6 +136,6 @@ def test_a_variable_of_the_users_stays(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     environment = {"HOME": "x", **given}
-    set_gpu_environment(Path("cache/cuda" if mib else "nvidia-smi/cuda"), environment)
+    set_gpu_environment("cache" if mib else "nvidia-smi", environment)
     assert gpu_environment(environment) == kept
     assert Path("cache/cuda").is_dir() == (kept.get("CUDA_CACHE_PATH") == "cache/cuda")

@@ -1,6 +1,6 @@
 """A run proves before it trains that replicas change nothing, or stops in a line."""
 
-from contextlib import closing
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from tests.support import refused, resolved
 from trainer.base.errors import PlatformFault
 from trainer.base.settings.train_config import TrainConfig
 from trainer.run import job, replica_check
-from trainer.run.replica_check import ReplicaCheck, ReplicaVerdict, act_on_verdict, compare_few_rows
+from trainer.run.replica_check import ReplicaVerdict, act_on_verdict, compare_few_rows, comparing
 
 
 def flags_of(model: str) -> list[str]:
@@ -49,7 +49,7 @@ def test_a_dependence_stops_a_new_run_unless_it_is_allowed(
     assert about["replica_check"]["agrees"] is False
     result = read(tmp_path / "run" / "result.json")
     assert result["depends_on_replicas"] == about["replica_check"]["problems"]
-    monkeypatch.setattr(job, "ReplicaCheck", None)  # a restart makes no other comparison
+    monkeypatch.setattr(job, "comparing", None)  # a restart makes no other comparison
     again = started(tmp_path, "root_of_mean", "--allow_replica_dependence", "--steps=4")
     assert (again["replica_check"], again["total_steps"]) == (about["replica_check"], 4)
 
@@ -129,10 +129,17 @@ def test_what_was_not_compared_is_recorded_and_several_paid_replicas_do_not_trai
     monkeypatch: Patch, caplog: Log
 ) -> None:
     monkeypatch.setattr(replica_check, "LONGEST_SECONDS", 0.01)
-    check = ReplicaCheck(["--model=tests.planted_dependences:root_of_mean", "--data=digits"])
-    verdict = check.verdict()
-    check.close()
-    assert check._child.returncode is not None
+    child = subprocess.Popen
+    children = list[subprocess.Popen[bytes]]()
+
+    def kept(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        children.append(child(*arguments, **options))
+        return children[0]
+
+    monkeypatch.setattr(subprocess, "Popen", kept)
+    with comparing(["--model=tests.planted_dependences:root_of_mean", "--data=digits"]) as wait:
+        verdict = wait()
+    assert children[0].returncode is not None
     assert (verdict.agrees, verdict.fault) == (None, False)
     assert verdict.not_compared.startswith("it took longer than")
     act_on_verdict(verdict, allowed=False)
@@ -153,9 +160,7 @@ def test_a_comparison_that_fails_ends_the_run_and_a_mistake_in_the_child_is_the_
         match="not compared before training: Collective instance 100: --allow_replica",
     ):
         act_on_verdict(fault, allowed=False)
-    with closing(
-        ReplicaCheck(["--model=tests.planted_dependences:nothing", "--data=digits"])
-    ) as check:
-        verdict = check.verdict()
+    with comparing(["--model=tests.planted_dependences:nothing", "--data=digits"]) as wait:
+        verdict = wait()
     assert (verdict.agrees, verdict.fault) == (None, False)
     assert "no function nothing" in verdict.reason

@@ -297,9 +297,9 @@ def test_outputs_of_nests_have_names(tmp_path: Path) -> None:
         (
             "predict",
             ["--out=x.csv"],
-            "out=x.csv: the arrays are written as .npz: use a name that ends in .npz",
+            "out=x.csv: use a name that ends in .npz",
         ),
-        ("evaluate", ["--out=x.txt"], "out=x.txt: the values are written as JSON"),
+        ("evaluate", ["--out=x.txt"], "out=x.txt: use a name that ends in .json"),
     ],
 )
 def test_a_mistake_is_one_line(

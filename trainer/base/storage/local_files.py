@@ -96,6 +96,18 @@ def local_path(path: str, name: str) -> Path:
     return expanded(path)
 
 
+def output_file(path: str, suffix: str) -> Path:
+    """Returns the local file that `--out` names, and makes its folder.
+
+    Raises UserError for an address, another suffix, and a folder that cannot be written to.
+    """
+    file = local_path(path, "out")
+    if file.suffix != suffix:
+        raise UserError(f"out={file}: use a name that ends in {suffix}")
+    make_writable(file.parent, "out")
+    return file
+
+
 def expanded(path: str) -> Path:
     """Returns `path` with a leading `~` expanded to the home folder, unchanged if no user has that
     name."""
