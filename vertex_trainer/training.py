@@ -194,8 +194,7 @@ def _fit_here(
     # Without a folder one that the model, its weights and the settings name.
     if not job_dir:
         variables = [(variable.name, variable.shape) for variable in model.weights]
-        identity = (type(model).__name__, variables, settings)
-        digest = hashlib.sha256(repr(identity).encode())
+        digest = hashlib.sha256(repr((type(model).__name__, variables, settings)).encode())
         for weight in model.get_weights():
             digest.update(weight.tobytes())
         job_dir = f"runs/fit-{digest.hexdigest()[:8]}"

@@ -171,8 +171,7 @@ def make_replicas(config: TrainConfig, cluster: Cluster = ONE_MACHINE) -> Replic
     # Several workers, several devices and a single one each have a strategy of TensorFlow.
     if cluster.several:
         await_silent_workers(config.worker_timeout_seconds)
-        kinds = tf.distribute.experimental.CommunicationImplementation
-        kind = kinds[collectives.upper()]
+        kind = tf.distribute.experimental.CommunicationImplementation[collectives.upper()]
         options = tf.distribute.experimental.CommunicationOptions(implementation=kind)
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
             tf.train.ClusterSpec({"worker": list(cluster.addresses)}),

@@ -13,7 +13,15 @@ import keras
 import tensorflow as tf
 
 from trainer.base.errors import UserError
-from trainer.data.examples import AnyExamples, Arrays, Examples, Nest, NestedArrays, described
+from trainer.data.examples import (
+    AnyExamples,
+    Arrays,
+    Examples,
+    Nest,
+    NestedArrays,
+    described,
+    with_axes,
+)
 
 # A user's data function may import these names from here.
 __all__ = ["Arrays", "Dataset", "Examples", "NestedArrays"]
@@ -87,8 +95,14 @@ class Dataset:
         images in floatx."""
         if self.holds_images:
             return tf.TensorSpec((None, *self.image_shape), keras.config.floatx(), name="images")
-        return tf.nest.map_structure(
-            lambda leaf: tf.TensorSpec((None, *leaf.shape), leaf.dtype), self.spec[0]
+        return with_axes(self.spec[0], None)
+
+    def zeros(self, rows: int) -> Any:
+        """Returns what `fit` would pass for so many rows of zeros."""
+        return self.as_fit(
+            tf.nest.map_structure(
+                lambda leaf: tf.zeros((rows, *leaf.shape), leaf.dtype), self.spec
+            )
         )
 
     def as_fit(self, parts: tuple[Nest, ...]) -> Any:
@@ -107,8 +121,8 @@ class Dataset:
         try:
             yield
         except tf.errors.InvalidArgumentError as error:
-            other_shape = "not compatible with expected shape" in str(error)
-            if other_shape and any(part.shaped_as_first for part in parts):
+            shaped = any(part.shaped_as_first for part in parts)
+            if shaped and "not compatible with expected shape" in str(error):
                 raise UserError(
                     f"data={self.name}: a batch of its tf.data.Dataset has other lengths than the"
                     f" first one, {self.shape}: pad them, by padded_batch or to_tensor(shape=…)"

@@ -44,8 +44,9 @@ def is_array(value: Any) -> bool:
 
     It does if `value` has `__array__`, is a number, or is a list of numbers.
     """
-    numbers = isinstance(value, list) and bool(value) and all(np.isscalar(item) for item in value)
-    return numbers or hasattr(value, "__array__") or np.isscalar(value)
+    if isinstance(value, list):
+        return bool(value) and all(map(np.isscalar, value))
+    return hasattr(value, "__array__") or np.isscalar(value)
 
 
 def parts_of(parts: Sequence[Nest]) -> Parts:
@@ -76,13 +77,9 @@ def _as_arrays(value: Nest, name: str) -> Nest:
     if isinstance(value, (list, tuple)) and not is_array(value):
         return tuple(_as_arrays(item, f"{name}[{number}]") for number, item in enumerate(value))
     if not is_array(value):
-        advice = {
-            tf.RaggedTensor: ": use .to_tensor()",
-            tf.SparseTensor: ": use tf.sparse.to_dense",
-        }
         raise UserError(
             f"{name} is of type {type(value).__name__}: it must be an array, or a dict, list or"
-            f" tuple of arrays{advice.get(type(value), '')}"
+            " tuple of arrays, as by .to_tensor() of a RaggedTensor, or tf.sparse.to_dense"
         )
     if np.ma.is_masked(value):
         raise UserError(
@@ -132,24 +129,30 @@ def rows_in(parts: Sequence[Nest]) -> int:
 
     Raises UserError if they differ, or if there are no rows.
     """
-    counts = []
+    rows = set()
     names = []
     for name, part in zip(PARTS, parts, strict=False):
         for leaf in tf.nest.flatten(part):
-            counts.append(len(leaf) if leaf.ndim else 0)
+            rows.add(len(leaf) if leaf.ndim else 0)
             names.append(f"{name} {tuple(leaf.shape)}")
     shapes = shortened(", ".join(names))
-    rows = set(counts)
     if not rows or 0 in rows:
         raise UserError(f"no rows: {shapes or 'an empty nest'}")
     if len(rows) > 1:
         raise UserError(f"the parts have different numbers of rows: {shapes}")
-    return counts[0]
+    return rows.pop()
 
 
 def specs_of(parts: Parts) -> Parts:
     """Returns the tf.TensorSpec of one example for parts that have rows in axis 0."""
     return tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape[1:], leaf.dtype), parts)
+
+
+def with_axes(spec: Nest, *sizes: int | None) -> Nest:
+    """Returns the tf.TensorSpec of each leaf, with axes of these sizes before its own."""
+    return tf.nest.map_structure(
+        lambda leaf: tf.TensorSpec((*sizes, *leaf.shape), leaf.dtype), spec
+    )
 
 
 def described(spec: Nest) -> str:
@@ -456,16 +459,15 @@ class InSequence(_Rows):
         *,
         batched: bool | None = None,
     ) -> None:
-        # Floating-point numbers become floatx, as in `fit`.
-        def in_floatx(*element: Any) -> Parts:
-            floatx = keras.config.floatx()
-            return tf.nest.map_structure(
-                lambda leaf: tf.cast(leaf, floatx) if leaf.dtype.is_floating else leaf, element
-            )
-
         self.anew = lambda: self
         self.batched = makes_batches(source) if batched is None else batched
-        self._source = source.map(in_floatx)
+        # Floating-point numbers become floatx, as in `fit`.
+        floatx = keras.config.floatx()
+        self._source = source.map(
+            lambda *element: tf.nest.map_structure(
+                lambda leaf: tf.cast(leaf, floatx) if leaf.dtype.is_floating else leaf, element
+            )
+        )
         specs = tf.nest.flatten(self._source.element_spec)
         for spec in specs:
             if not isinstance(spec, tf.TensorSpec):
@@ -476,8 +478,9 @@ class InSequence(_Rows):
 
         # timeseries_dataset_from_array leaves lengths undefined, although all batches have those of
         # the first.
-        defined = all(spec.shape[1:].is_fully_defined() for spec in specs)
-        self.shaped_as_first = self.batched and not defined
+        self.shaped_as_first = self.batched and not all(
+            spec.shape[1:].is_fully_defined() for spec in specs
+        )
         if self.shaped_as_first:
             for first in self._source.take(1):
                 self._source = self._source.map(

@@ -24,6 +24,7 @@ from trainer.data.examples import (
     Parts,
     rows_in,
     specs_of,
+    with_axes,
 )
 from trainer.data.order import RowNumbers, shuffled
 from trainer.data.user_data import item_of
@@ -110,8 +111,7 @@ def batches_of_sequence(
         return item_of(source, number, f"{origin}: batch {number:,}")
 
     first = batch(0)
-    last = batch(count - 1)
-    sizes = [rows_in(first)] * (count - 1) + [rows_in(last)]
+    sizes = [rows_in(first)] * (count - 1) + [rows_in(batch(count - 1))]
     whole = count - (sizes[-1] < sizes[0])
 
     # Each pass is a reading by TensorFlow, and calls the hooks of an epoch as `fit` does.
@@ -125,10 +125,9 @@ def batches_of_sequence(
             yield batch(number)
         source.on_epoch_end()
 
-    spec = tf.nest.map_structure(
-        lambda leaf: tf.TensorSpec((None, *leaf.shape), leaf.dtype), specs_of(first)
+    dataset = tf.data.Dataset.from_generator(
+        batches_of_pass, output_signature=with_axes(specs_of(first), None)
     )
-    dataset = tf.data.Dataset.from_generator(batches_of_pass, output_signature=spec)
     return FitBatches(dataset, origin, sizes)
 
 

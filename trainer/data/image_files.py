@@ -12,12 +12,12 @@ cannot be decoded ends the run or, with --skip_bad_images, is left out and named
 """
 
 import io
-import itertools
 import os
 import warnings
 from collections import Counter
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ _SUFFIXES = {
     "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
     **({"AVIF": (".avif", ".avifs")} if "avif" in features.get_supported_modules() else {}),
 }
-IMAGE_SUFFIXES = frozenset(itertools.chain(*_SUFFIXES.values()))
+IMAGE_SUFFIXES = frozenset(chain(*_SUFFIXES.values()))
 MOST_PIXELS = 100_000_000  # larger images are rejected as decompression bombs
 
 _MODES = {"L": "grey", "1": "black and white", "P": "palette", "RGB": "colour"}  # of Pillow
@@ -67,6 +67,7 @@ def decode(
     Raises BadImage if that fails.
     """
     file = io.BytesIO(source) if isinstance(source, bytes) else source
+    mode = "RGB" if channels == 3 else "L"
     try:
         with Image.open(file, formats=[*_SUFFIXES]) as image:
             width, height = image.size
@@ -76,7 +77,7 @@ def decode(
                     " bomb?"
                 )
             # A JPEG is decoded at low resolution if that suffices.
-            image.draft("RGB" if channels == 3 else "L", (2 * size, 2 * size))
+            image.draft(mode, (2 * size, 2 * size))
             rawmode = image.tile[0][3] if image.tile else None
             image.load()
             converted = ["animation"] if getattr(image, "n_frames", 1) > 1 else []
@@ -114,7 +115,6 @@ def decode(
                 plain = Image.alpha_composite(white, layer).convert(opaque)
 
             # Colours and size are those of the settings.
-            mode = "RGB" if channels == 3 else "L"
             if plain.mode != mode:
                 converted.append(f"{_MODES.get(plain.mode, plain.mode)} to {_MODES[mode]}")
                 plain = plain.convert(mode)
@@ -135,24 +135,14 @@ _CHUNK = 16
 
 @dataclass
 class DecodingReport:
-    """Collects the files of all splits that could not be decoded.
+    """Collects the files of all splits that could not be decoded, and why.
 
     It also counts conversions, and files that are left out.
     """
 
-    files: list[tuple[Path, str]] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
     converted: Counter[str] = field(default_factory=Counter)
     left_out: Counter[str] = field(default_factory=Counter)  # by suffix
-
-    @property
-    def notes(self) -> dict[str, Any]:
-        """Returns the report in the form of Dataset.notes."""
-        skipped = [f"{file}: {why}" for file, why in self.files]
-        return {
-            "converted": dict(self.converted),
-            "skipped": skipped,
-            "left_out": dict(self.left_out),
-        }
 
 
 @dataclass(frozen=True)
@@ -165,7 +155,7 @@ class Encoded:
     sources: Sequence[Path | bytes]
     labels: Sequence[int] | None
     class_names: tuple[str, ...] = ()
-    names: Sequence[Path] = ()
+    names: Sequence[str] = ()
     left_out: Counter[str] = field(default_factory=Counter)
 
     def parts(self, size: int) -> "list[Encoded]":
@@ -202,7 +192,7 @@ class Encoded:
         good = []
         for position, outcome in enumerate(outcomes):
             if isinstance(outcome, BadImage):
-                bad.files.append((Path((self.names or self.sources)[position]), str(outcome)))  # type: ignore[arg-type]
+                bad.skipped.append(f"{(self.names or self.sources)[position]}: {outcome}")
             else:
                 bad.converted.update(outcome)
                 good.append(position)
@@ -231,7 +221,7 @@ def encoded_dataset(config: TrainConfig, train: Encoded, evaluation: Encoded | N
     examples, evaluated = with_evaluation(config, examples, holdout[0] if holdout else None)
     if examples.labels is not None:
         refuse_empty_classes(config, train.class_names, set(np.unique(examples.labels).tolist()))
-    return Dataset(config.data, examples, evaluated, train.class_names, bad.notes)
+    return Dataset(config.data, examples, evaluated, train.class_names, vars(bad))
 
 
 def refuse_or_skip(config: TrainConfig, bad: DecodingReport) -> None:
@@ -246,14 +236,14 @@ def refuse_or_skip(config: TrainConfig, bad: DecodingReport) -> None:
             f" {counted(bad.left_out)} (images are recognised by"
             f" {' '.join(sorted(IMAGE_SUFFIXES))})"
         )
-    if not config.skip_bad_images and bad.files:
-        first = "; ".join(f"{file}: {why}" for file, why in bad.files[:10])
+    if not config.skip_bad_images and bad.skipped:
         raise UserError(
-            f"data={config.data}: {len(bad.files):,} image files cannot be decoded: fix or remove"
-            f" them, or skip them with --skip_bad_images. The first: {first}"
+            f"data={config.data}: {len(bad.skipped):,} image files cannot be decoded: fix or remove"
+            " them, or skip them with --skip_bad_images. The first:"
+            f" {'; '.join(bad.skipped[:10])}"
         )
-    for file, why in bad.files:
-        log.warning(f"skipped {file}: {why}")
+    for line in bad.skipped:
+        log.warning(f"skipped {line}")
     if bad.converted:
         log.info(f"converted images: {counted(bad.converted)}")
 
@@ -436,27 +426,25 @@ def read_records(config: TrainConfig, files: list[Path]) -> Encoded:
     """
     images = list[bytes]()
     labels = list[int | None]()
-    names = list[Path]()
+    names = list[str]()
     for file in files:
         try:
             compression = "GZIP" if file.suffix == ".gz" else ""
             records = tf.data.TFRecordDataset(str(file), compression_type=compression)
             for number, record in enumerate(records):
                 feature = tf.train.Example.FromString(record.numpy()).features.feature
-                image: list[bytes] = []
-                for key in _IMAGE_KEYS:
-                    image += feature[key].bytes_list.value if key in feature else ()
+                named = [feature[key] for key in _IMAGE_KEYS if key in feature]
+                image = [*chain(*(entry.bytes_list.value for entry in named))]
+                named = [feature[key] for key in _LABEL_KEYS if key in feature]
+                label = [*chain(*(entry.int64_list.value for entry in named))]
                 if not image:
                     raise UserError(
                         f"{file}: a record without image bytes ({' or '.join(_IMAGE_KEYS)}): it has"
                         f" {[*feature][:20]}"
                     )
-                label: list[int] = []
-                for key in _LABEL_KEYS:
-                    label += feature[key].int64_list.value if key in feature else ()
                 images.append(image[0])
                 labels.append(label[0] if label else None)
-                names.append(Path(f"{file}#{number}"))
+                names.append(f"{file}#{number}")
         except UserError:
             raise
         # TensorFlow raises DataLossError for a damaged record, and protobuf DecodeError.

@@ -193,7 +193,7 @@ def write_shards(
     labels = [rows.targets for rows in (train, evaluation) if rows and rows.targets is not None]
     largest = [int(numbers.max()) for numbers in labels]
     index["class_names"] = source.class_names or numbered_classes(largest)
-    index |= report.notes
+    index |= vars(report)
     write_whole(folder / INDEX, json.dumps(index, indent=1) + "\n")
     return index
 

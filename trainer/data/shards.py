@@ -96,8 +96,7 @@ class ShardRows(Examples):
                 with open(file.path, "rb", buffering=0) as content:
                     for place in places:
                         begin = file.start + offsets[place]
-                        size = os.preadv(content.fileno(), [images[place]], begin)
-                        if size != images.shape[1]:
+                        if os.preadv(content.fileno(), [images[place]], begin) != images.shape[1]:
                             raise OSError("it became shorter")
             except OSError as error:
                 raise PlatformFault(
@@ -140,8 +139,7 @@ def read_index(folder: Path) -> dict[str, Any]:
             raise ValueError(f"its format is not {FORMAT}")
         index["image_shape"] = tuple(map(int, index["image_shape"]))
         index["class_names"] = tuple(map(str, index["class_names"]))
-        entries = itertools.chain(*(index["splits"].get(split, ()) for split in SPLITS))
-        for entry in entries:
+        for entry in itertools.chain(*(index["splits"].get(split, ()) for split in SPLITS)):
             entry["examples"] = int(entry["examples"])
             entry["files"] = {**entry["files"]}
     # A damaged file may hold any JSON, or none.

@@ -35,6 +35,7 @@ from trainer.data.examples import (
     rows_in,
     specs_of,
     unfilled,
+    with_axes,
 )
 from trainer.data.image_arrays import arrays_dataset, held_back
 from trainer.data.order import RowNumbers, shuffled
@@ -112,7 +113,7 @@ class RandomAccess(_Items):
         if not self.count:
             raise UserError(f"{origin}: it has no examples: its length is 0")
         first = self._example(0)
-        self.spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), first)
+        self.spec = with_axes(first)
         # Shapes and types are compared for each example, and these are quick to compare.
         self._leaf_kinds = [(leaf.shape, leaf.dtype) for leaf in tf.nest.flatten(first)]
 
@@ -121,11 +122,8 @@ class RandomAccess(_Items):
             example = self._example(row)
             values: list[Array] = tf.nest.flatten(example)
             if [(leaf.shape, leaf.dtype) for leaf in values] != self._leaf_kinds:
-                spec = tf.nest.map_structure(
-                    lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), example
-                )
                 raise UserError(
-                    f"{self._origin}: example {row:,} is {described(spec)}, but example 0 is"
+                    f"{self._origin}: example {row:,} is {described(example)}, but example 0 is"
                     f" {described(self.spec)}: all must have the same parts, shapes and types"
                 )
             for leaf, value in zip(leaves, values, strict=True):
@@ -279,8 +277,7 @@ def _differs(examples: AnyExamples, read_again: Callable[[int], Any]) -> bool:
     if examples.arrays:
         return False
     earlier = tf.nest.flatten(examples.first(HEAD_ROWS))
-    later = tf.nest.flatten(read_again(HEAD_ROWS))
-    for first, second in zip(earlier, later, strict=True):
+    for first, second in zip(earlier, tf.nest.flatten(read_again(HEAD_ROWS)), strict=True):
         if not np.array_equal(first, second, equal_nan=first.dtype.kind == "f"):
             return True
     return False

@@ -61,9 +61,8 @@ def confusion(labels: Any, outputs: Any) -> Any:
 
     labels: (rows,) or (rows, 1); outputs: (rows, classes).
     """
-    predicted = tf.argmax(outputs, axis=1)
     return tf.math.confusion_matrix(
-        tf.reshape(labels, (-1,)), predicted, outputs.shape[1], dtype=tf.float64
+        tf.reshape(labels, (-1,)), tf.argmax(outputs, axis=1), outputs.shape[1], dtype=tf.float64
     )
 
 

@@ -48,8 +48,7 @@ def answered_by_replicas(replicas: Replicas, **others: Callable[..., Any]) -> It
         for name, method in others.items():
             stack.enter_context(wrapped(f"keras.Model.{name}", partial(outside, method)))
         for name in ("train_on_batch", "test_on_batch"):
-            on_batch = partial(_on_batch, replicas, name)
-            stack.enter_context(wrapped(f"keras.Model.{name}", on_batch))
+            stack.enter_context(wrapped(f"keras.Model.{name}", partial(_on_batch, replicas, name)))
         if not replicas.cluster.is_chief:
             folder = stack.enter_context(TemporaryDirectory(prefix="trainer-saved-"))
             save = partial(_save, replicas, folder)

@@ -32,8 +32,7 @@ def predict(
     that draws at random draws the same for each batch. Raises UserError if the model does not
     return a row for each row.
     """
-    run = round_of(model, replicas, batch_size, as_fit)
-    return predict_by(run, replicas, examples, batch_size)
+    return predict_by(round_of(model, replicas, batch_size, as_fit), replicas, examples, batch_size)
 
 
 def round_of(

@@ -21,7 +21,7 @@ from trainer.base.log import log
 from trainer.base.settings.model_settings import function_of
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
-from trainer.data.examples import described
+from trainer.data.examples import described, with_axes
 from trainer.data.image_arrays import checked_labels
 from trainer.invariance.gradients import reachable, sum_first
 from trainer.invariance.internals import (
@@ -116,11 +116,8 @@ def prepare_model(model: keras.Model, config: TrainConfig, dataset: Dataset) -> 
         _build_compiled(model, config, dataset)
     elif model.compiled and type(model).call is not keras.Model.call:
         # Builds loss and metrics if `call` takes x; that of a GAN may take something else.
-        rows = tf.nest.map_structure(
-            lambda spec: tf.zeros((1, *spec.shape), spec.dtype), dataset.spec
-        )
         with suppress(Exception):  # the train_step reports what is wrong
-            build_compiled(model, dataset.as_fit(rows))
+            build_compiled(model, dataset.zeros(1))
     make_independent(model, config)
     if has_own(model, "train_step") or has_own(model, "compute_loss"):
         prepare_own_step(model, config, dataset)
@@ -172,11 +169,8 @@ def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -
         for examples in filter(None, (dataset.train, dataset.evaluation)):
             # with labels out of range Keras would give NaN, or fail late
             if examples.targets is not None:
-                checked_labels(
-                    examples.targets,
-                    f"data={dataset.name}: the model has {classes} outputs",
-                    classes,
-                )
+                origin = f"data={dataset.name}: the model has {classes} outputs"
+                checked_labels(examples.targets, origin, classes)
     if (
         model.loss is not None
         and dataset.train.labelled
@@ -191,9 +185,7 @@ def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -
     # The rows of a micro-batch: a model may be built for just that number, as a stateful one is.
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     count = config.rows_per_replica(replicas) // config.micro_batches_on(replicas)
-    rows = dataset.as_fit(
-        tf.nest.map_structure(lambda spec: tf.zeros((count, *spec.shape), spec.dtype), dataset.spec)
-    )
+    rows = dataset.zeros(count)
     try:
         build_compiled(model, rows)
     except (ValueError, TypeError) as error:
@@ -307,10 +299,9 @@ def prepare_own_step(model: keras.Model, config: TrainConfig, dataset: Dataset) 
 
     def step(*parts: Any) -> None:
         nonlocal asks_for_step
-        zero = tf.constant(0, tf.int64)
         context = StepContext(
             config.seed,
-            zero,
+            tf.constant(0, tf.int64),
             0,
             rows,
             config.global_batch_size,
@@ -324,9 +315,7 @@ def prepare_own_step(model: keras.Model, config: TrainConfig, dataset: Dataset) 
     def on_each(*parts: Any) -> None:
         tf.distribute.get_strategy().run(tf.autograph.experimental.do_not_convert(step), args=parts)
 
-    specs = tf.nest.map_structure(
-        lambda spec: tf.TensorSpec((*shape, *spec.shape), spec.dtype), dataset.spec
-    )
+    specs = with_axes(dataset.spec, *shape)
     try:
         with ExitStack() as stack:
             for optimizer in optimizers:

@@ -451,11 +451,10 @@ class GAN(keras.Model):
     def averaged_generator(self) -> keras.Model:
         """Returns the averaged generator, with the batch statistics of the trained one (they are
         averages already)."""
-        pairs = zip(
+        for average, trained in zip(
             self.generator_average.non_trainable_variables,
             self.generator.non_trainable_variables,
             strict=True,
-        )
-        for average, trained in pairs:
+        ):
             average.assign(trained)
         return self.generator_average

@@ -52,9 +52,8 @@ def _spread(features: Any, kernel: Any) -> Any:
     # (block row, row in it, block column, column in it, …) -> a 2x2 kernel of blocks.
     by_block = tf.transpose(tf.reshape(kernel, (2, 2, 2, 2, channels, filters)), (0, 2, 1, 3, 4, 5))
     _, height, width, _ = features.shape
-    sizes = tf.stack([tf.shape(features)[0], height + 1, width + 1, 4 * channels])
     blocks = tf.raw_ops.Conv2DBackpropInput(
-        input_sizes=sizes,
+        input_sizes=tf.stack([tf.shape(features)[0], height + 1, width + 1, 4 * channels]),
         filter=tf.reshape(by_block, (2, 2, 4 * channels, filters)),
         out_backprop=features,
         strides=[1, 1, 1, 1],

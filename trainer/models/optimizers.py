@@ -27,14 +27,13 @@ def learning_rate(
     """
     if config.learning_rate_schedule == "constant" and not config.warmup_steps and not later:
         return config.learning_rate
-    schedule = Schedule(
-        dataset.train.count, config.global_batch_size, batches_per_step, config.seed
-    )
     return StepSchedule(
         config.learning_rate,
         config.learning_rate_schedule,
         config.warmup_steps,
-        schedule.total_steps(config.steps, config.epochs),
+        Schedule(
+            dataset.train.count, config.global_batch_size, batches_per_step, config.seed
+        ).total_steps(config.steps, config.epochs),
         updates_per_step,
         later,
     )

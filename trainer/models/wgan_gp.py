@@ -58,9 +58,8 @@ class WGANGP(GAN):
         norms = gradient_norms(self.critic, fakes + mix * (reals - fakes), labels)
         wasserstein = difference / global_batch_size
         penalty = tf.reduce_sum(tf.square(norms - 1.0)) / global_batch_size
-        loss = wasserstein + self.settings.gradient_penalty_weight * penalty
         return {
-            "critic_loss": loss,
+            "critic_loss": wasserstein + self.settings.gradient_penalty_weight * penalty,
             "wasserstein_distance": -wasserstein,
             "gradient_penalty": penalty,
         }

@@ -52,16 +52,13 @@ class Classification:
         """
         counts = self.confusion.astype(np.int64)
         examples = counts.sum(axis=1)
-        accuracy = self._shares(axis=1)
-        precision = self._shares(axis=0)
-        columns = (examples.tolist(), accuracy.tolist(), precision.tolist())
+        columns = (examples.tolist(), self._shares(axis=1).tolist(), self._shares(axis=0).tolist())
         keys = ("name", "examples", "accuracy", "precision")
         rows = zip(self.names, *columns, strict=True)
-        classes = [dict(zip(keys, row, strict=True)) for row in rows]
         return {
             **self.about,
             "accuracy": self.accuracy,
-            "classes": classes,
+            "classes": [dict(zip(keys, row, strict=True)) for row in rows],
             "confusion": counts.tolist(),
         }
 

@@ -47,8 +47,7 @@ def peak_device_memory_gib(devices: Sequence[str]) -> list[float]:
 
 def gpu_details() -> list[dict[str, Any]]:
     """Returns what TensorFlow knows of each visible GPU: device_name, compute_capability."""
-    gpus = tf.config.get_visible_devices("GPU")
-    return [*map(tf.config.experimental.get_device_details, gpus)]
+    return [*map(tf.config.experimental.get_device_details, tf.config.get_visible_devices("GPU"))]
 
 
 def gpu_names() -> list[str]:

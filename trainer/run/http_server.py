@@ -157,13 +157,12 @@ class Server:
             here = f"this server has POST {predict}, GET {health} and GET {_ABOUT}"
             return _refused(error.status_code, f"{error.detail}: {here}")
 
-        routes = [
-            Route(predict, self.predict, methods=["POST"]),
-            Route(health, self.health),
-            Route(_ABOUT, self.metadata),
-        ]
         app = Starlette(
-            routes=routes,
+            routes=[
+                Route(predict, self.predict, methods=["POST"]),
+                Route(health, self.health),
+                Route(_ABOUT, self.metadata),
+            ],
             lifespan=self.lifespan,
             exception_handlers={HTTPException: answer_http_error},
         )

@@ -20,6 +20,7 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import Replicas
 from trainer.data.batches import ReplicaRows
 from trainer.data.dataset import Dataset
+from trainer.data.examples import with_axes
 from trainer.invariance.gradients import with_tables_as_of
 from trainer.invariance.step import StepContext
 from trainer.proof.walk import DRAWN, NUMBER, SUMMED
@@ -154,10 +155,7 @@ def trace(
     interface = ModelInterface.of(setup.model)
     runner = setup.step_runner()
     runner.context = TracedStep
-    shape = (1, interface.batches_per_step, rows)
-    specs = tf.nest.map_structure(
-        lambda spec: tf.TensorSpec((*shape, *spec.shape), spec.dtype), dataset.train.spec
-    )
+    specs = with_axes(dataset.train.spec, 1, interface.batches_per_step, rows)
 
     def one_step(parts: Any, step: Any) -> Any:
         return runner.one_step(ReplicaRows(parts), step)

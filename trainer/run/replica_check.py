@@ -492,8 +492,7 @@ def _differences(
     # A weight without effect (a bias before batch norm) has only rounding errors for gradients,
     # which Adam, with its epsilon of 1e-7, turns into up to 1e-8 of an update. So a difference is
     # relative to a hundred updates at least.
-    optimizer = ModelInterface.of(alone.model).optimizer
-    rate = getattr(optimizer, "learning_rate", config.learning_rate)
+    rate = getattr(ModelInterface.of(alone.model).optimizer, "learning_rate", config.learning_rate)
     hundred_updates = 100 * COMPARED_STEPS * float(keras.ops.convert_to_numpy(rate))
     differences = []
     for a, b in zip(alone.weights, together.weights, strict=True):

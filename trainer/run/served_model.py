@@ -106,8 +106,7 @@ class ServedModel:
             except BadRow as error:
                 errors[place] = error
             else:
-                shapes = tuple(column.shape for column in row)
-                by_shape.setdefault(shapes, []).append((place, row))
+                by_shape.setdefault(tuple(column.shape for column in row), []).append((place, row))
         blocks: list[tuple[Sequence[int], Columns]] = []
         for same_shape in by_shape.values():
             places, rows = zip(*same_shape, strict=True)

@@ -98,10 +98,9 @@ class StartedJob:
         """
         try:
             if self.cluster.several:
-                devices = {"devices": len(local_devices(self.config, self.cluster))}
                 runs = {
                     **library_versions(),
-                    **devices,
+                    "devices": len(local_devices(self.config, self.cluster)),
                     **asdict(self.config),
                     **arithmetic_switches(),
                     **self.files,

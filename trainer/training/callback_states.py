@@ -125,10 +125,9 @@ class CallbackStates:
             changed = {key: value for key, value in values.items() if value != begun.get(key)}
             omitted = sorted(key for key, item in objects.items() if item is not others.get(key))
             if changed or omitted:
-                texts = {key: value.text for key, value in changed.items()}
                 state[name] = {
                     "monitor": getattr(callback, "monitor", None),
-                    "values": texts,
+                    "values": {key: value.text for key, value in changed.items()},
                     "not_kept": omitted,
                 }
             for value in changed.values():

@@ -379,13 +379,11 @@ def write_checkpoint(folder: Path, values: Arrays, manifest: dict[str, Any]) -> 
     """Writes `folder` atomically: the variables, then the manifest with checksums."""
     with tensorflow_writing(folder), atomic_folder(folder) as beside:
         with tf.device("CPU:0"):
-            tensors = [tf.identity(value) for value in values.values()]
-            slices = [""] * len(values)
             tf.raw_ops.SaveV2(
                 prefix=str(beside / _PREFIX),
                 tensor_names=list(values),
-                shape_and_slices=slices,
-                tensors=tensors,
+                shape_and_slices=[""] * len(values),
+                tensors=[tf.identity(value) for value in values.values()],
             )
         files = {path.name: _fingerprint(path) for path in sorted(beside.iterdir())}
         for name in files:

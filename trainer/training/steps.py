@@ -191,8 +191,7 @@ class StepRunner:
                 batch = next(iterator)
             with tf.device("CPU:0"):
                 times = tf.stack([requested, timestamp(after=batch)])
-            by_replica = self.one_step(batch, step)
-            total = tf.add_n(list(strategy.experimental_local_results(by_replica)))
+            total = tf.add_n(list(strategy.experimental_local_results(self.one_step(batch, step))))
             scalars = scalars.write(i, tf.concat([total, times], axis=0))
         return scalars.stack()
 
@@ -248,14 +247,12 @@ class StepRunner:
             parts = [tf.unstack(part, num=count) for part in tf.nest.flatten(rows)]
             data = []
             for step, *of_step in zip(steps, *parts, strict=True):
-                batch = tf.nest.pack_sequence_as(rows, of_step)
-                data.append(self._replica_data(batch, step))
+                data.append(self._replica_data(tf.nest.pack_sequence_as(rows, of_step), step))
             return tf.nest.map_structure(lambda *parts: tf.stack(parts), *data)
 
         with self._as_fit():
             data = self.replicas.strategy.run(prepared, args=(rows,))
-            program = self._program(steps, begin, end)
-            by_replica = self.replicas.strategy.run(program, args=(data,))
+            by_replica = self.replicas.strategy.run(self._program(steps, begin, end), args=(data,))
         return self.replicas.strategy.experimental_local_results(by_replica)[0]
 
     @contextmanager
@@ -408,8 +405,7 @@ class StepRunner:
         # Metrics are summed over replicas: only the first of those with the same rows counts them.
         for counter, before in zip(counters, counts, strict=True):
             number = tf.distribute.get_replica_context().replica_id_in_sync_group
-            after = tf.convert_to_tensor(counter)
-            counter.assign(tf.where(number % copies == 0, after, before))
+            counter.assign(tf.where(number % copies == 0, tf.convert_to_tensor(counter), before))
 
         # What is no result of a metric is a scalar, whose mean over an epoch may not be meant.
         self._by_key |= metrics_by_key(logs, self._returned)

@@ -226,7 +226,7 @@ class _Frame:
         (
             (RAGGED, np.zeros(2)),
             (
-                "RaggedTensor: it must be an array, or a dict, list or tuple of arrays: use"
+                "RaggedTensor: it must be an array, or a dict, list or tuple of arrays, as by"
                 " .to_tensor()"
             ),
         ),
