@@ -108,7 +108,7 @@ def fit(
             "model and data are names, such as 'mine:model', which the training imports itself, or"
             " a compiled keras.Model and the x and y of its fit"
         )
-    keywords: dict[str, Value] = {"model": model, "data": data, "job_dir": job_dir, **options}
+    keywords = {"model": model, "data": data, "job_dir": job_dir, **options}
     # On this machine, in a folder that the settings name unless the caller does.
     if on is None:
         log = stream or (sys.stdout if progress and "ipykernel" not in sys.modules else None)
@@ -243,7 +243,7 @@ def _progress_bar(progress: bool) -> Callable[[str], bool]:
     other lines."""
     if not progress or "ipykernel" not in sys.modules:
         return lambda line: False
-    display: Any = importlib.import_module("IPython.display")
+    display = importlib.import_module("IPython.display")
     handle = display.display(display.HTML("<progress></progress>"), display_id=True)
 
     def advance(line: str) -> bool:

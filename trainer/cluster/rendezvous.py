@@ -384,8 +384,8 @@ def _gather(
     # Connections are accepted until each worker has said what it runs.
     began = logged = time.monotonic()
     server.settimeout(TURN_SECONDS)
-    links: list[Link] = []
-    workers: dict[int, tuple[Link, Any]] = {}  # connection and `runs` by index
+    links = []
+    workers = {}  # connection and `runs` by index
     try:
         while missing := [index for index in range(1, cluster.workers) if index not in workers]:
             names = ", ".join(map(cluster.name, missing))

@@ -100,9 +100,7 @@ class Dataset:
     def zeros(self, rows: int) -> Any:
         """Returns what `fit` would pass for so many rows of zeros."""
         return self.as_fit(
-            tf.nest.map_structure(
-                lambda leaf: tf.zeros((rows, *leaf.shape), leaf.dtype), self.spec
-            )
+            tf.nest.map_structure(lambda leaf: tf.zeros((rows, *leaf.shape), leaf.dtype), self.spec)
         )
 
     def as_fit(self, parts: tuple[Nest, ...]) -> Any:

@@ -387,7 +387,7 @@ class NestedArrays(Examples):
         self.targets = y if isinstance(y, np.ndarray) and y.dtype.kind in "iu" else None
 
     def sample(self) -> Iterable[Array]:
-        leaves: list[Array] = tf.nest.flatten(self.arrays)
+        leaves = tf.nest.flatten(self.arrays)
         return leaves if sum(leaf.nbytes for leaf in leaves) <= WHOLE_BYTES else super().sample()
 
     def gather(self, rows: Any) -> Parts:

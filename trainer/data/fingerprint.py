@@ -60,7 +60,7 @@ def files_of(config: TrainConfig) -> dict[str, Any]:
 
     # Of other files all names and sizes are taken, but not those in links to folders, nor in
     # folders that cannot be listed.
-    sizes: dict[str, int] = {}
+    sizes = {}
     if path.is_dir():
         for parent, folders, names in os.walk(path):
             folders[:] = [name for name in folders if name[0] != "."]

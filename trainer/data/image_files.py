@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from itertools import chain
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -192,7 +191,8 @@ class Encoded:
         good = []
         for position, outcome in enumerate(outcomes):
             if isinstance(outcome, BadImage):
-                bad.skipped.append(f"{(self.names or self.sources)[position]}: {outcome}")
+                name = (self.names or self.sources)[position]
+                bad.skipped.append(f"{name}: {outcome}")  # type: ignore[str-bytes-safe]
             else:
                 bad.converted.update(outcome)
                 good.append(position)
@@ -337,7 +337,7 @@ def _images_in(path: Path, class_names: tuple[str, ...] | None) -> Encoded:
         raise UserError(
             f"data={path}: class {unknown[0]} is not one of the training classes {', '.join(names)}"
         )
-    images: list[Path] = []
+    images = []
     labels = []
     for child, paths in classes.items():
         images += paths
@@ -361,7 +361,7 @@ def _images_below(path: Path, others: Counter[str], visited: set[Path]) -> list[
 
     visited: resolved folders already visited, so that links cannot form a loop.
     """
-    images: list[Path] = []
+    images = []
     if path.resolve() not in visited:
         visited.add(path.resolve())
         for child in _children(path):
@@ -424,9 +424,9 @@ def read_records(config: TrainConfig, files: list[Path]) -> Encoded:
 
     Raises UserError for a damaged file.
     """
-    images = list[bytes]()
-    labels = list[int | None]()
-    names = list[str]()
+    images = []
+    labels = []
+    names = []
     for file in files:
         try:
             compression = "GZIP" if file.suffix == ".gz" else ""

@@ -134,7 +134,7 @@ def read_index(folder: Path) -> dict[str, Any]:
     Raises UserError if it is damaged.
     """
     try:
-        index: dict[str, Any] = json.loads((folder / INDEX).read_bytes())
+        index = json.loads((folder / INDEX).read_bytes())
         if index["format"] != FORMAT:
             raise ValueError(f"its format is not {FORMAT}")
         index["image_shape"] = tuple(map(int, index["image_shape"]))
@@ -163,7 +163,7 @@ def open_split(folder: Path, index: Mapping[str, Any], split: str) -> ShardRows 
     entries = [entry for entry in index["splits"].get(split, ()) if entry["files"]]
     for entry in entries:
         count = entry["examples"]
-        kinds: Any = (
+        kinds = (
             (image_files, (count, *index["image_shape"]), np.dtype(np.uint8)),
             (label_files, (count,), LABEL),
         )

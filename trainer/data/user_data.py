@@ -120,7 +120,7 @@ class RandomAccess(_Items):
     def _fill(self, leaves: list[Array], rows: RowNumbers) -> None:
         for place, row in enumerate(rows.tolist()):
             example = self._example(row)
-            values: list[Array] = tf.nest.flatten(example)
+            values = tf.nest.flatten(example)
             if [(leaf.shape, leaf.dtype) for leaf in values] != self._leaf_kinds:
                 raise UserError(
                     f"{self._origin}: example {row:,} is {described(example)}, but example 0 is"

@@ -125,7 +125,7 @@ def named_outputs(outputs: Any, names: Sequence[str]) -> Iterator[tuple[str, Arr
                 " example are kept"
             )
         # NumPy's files have no bfloat16.
-        array: Array = (tf.cast(value, tf.float32) if value.dtype == tf.bfloat16 else value).numpy()
+        array = (tf.cast(value, tf.float32) if value.dtype == tf.bfloat16 else value).numpy()
         if array.dtype.kind not in "biufc":
             raise UserError(
                 f"the model returns {value.dtype.name}, not numbers: only numbers are kept"

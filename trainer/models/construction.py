@@ -217,7 +217,7 @@ def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -
         sum_first(model.optimizer)
     if config.micro_batches > 1 or config.virtual_replicas:
         # Whether a loss divides by a count of rows that is known only after a forward pass.
-        counted: list[bool] = []
+        counted = []
 
         def reduce(
             original: Any, values: Any, sample_weight: Any, mask: Any, reduction: Any, dtype: Any

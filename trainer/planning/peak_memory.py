@@ -128,7 +128,7 @@ def sizes_by_rows(small: Trace, large: Trace) -> list[LinearInRows]:
     size among operations whose names differ in numbers only. One without a partner counts as
     proportional to the rows.
     """
-    partners: dict[int, int] = {}  # by index in the larger trace, the bytes in the smaller one
+    partners = {}  # by index in the larger trace, the bytes in the smaller one
     left = set(range(len(small.allocations))), set(range(len(large.allocations)))
     # first by the whole name of the operation, then without its numbers
     for exact in (True, False):
@@ -195,7 +195,7 @@ def traced(rows: int, build: Callable[[], Step]) -> tuple[Step, Trace]:
     # left out.
     allocations: list[Allocation] = []
     order: list[int] = []
-    live: dict[Any, int] = {}
+    live = {}
     first = 0
     for _, name, values in sorted(_events(spaces), key=lambda event: event[0]):
         address = values.get("addr")

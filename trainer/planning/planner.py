@@ -333,7 +333,7 @@ def work_by_rows(small: StepPart, large: StepPart) -> Work:
         return LinearInRows(few - per_row * small.rows, per_row)
 
     counts = Counter[tuple[str, LinearInRows, LinearInRows]]()
-    summed = list[int]()  # bytes of each all-reduce
+    summed = []  # bytes of each all-reduce
     for few, many in zip(small.kernels, large.kernels, strict=True):
         if many.reduced_bytes:
             summed.append(many.reduced_bytes)

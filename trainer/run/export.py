@@ -161,7 +161,7 @@ def _without_lora(network: keras.Model) -> list[Any]:
 
     A template has none, and those of a new model add nothing.
     """
-    lora: set[int] = set()
+    lora = set()
     for layer in all_layers(network):
         if getattr(layer, "lora_enabled", False):
             lora |= {id(weight) for weight in layer.weights if weight.name.startswith("lora_")}
@@ -193,7 +193,7 @@ def plain_copy(model: keras.Model) -> keras.Model:
     returned itself, and so is one whose copy would lack its predict_step.
     """
     # Copies are kept by the id of the layer, as networks within the model may share one.
-    copies: dict[int, keras.layers.Layer] = {}
+    copies = {}
 
     def copy_of(layer: keras.layers.Layer) -> keras.layers.Layer:
         if id(layer) not in copies and isinstance(layer, keras.Model):

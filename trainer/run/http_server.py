@@ -73,7 +73,7 @@ class Batcher:
 
     async def answer(self, columns: Columns) -> list[Any]:
         """Returns the answers to rows of one shape, in order; a BadRow where there is none."""
-        answers: list[Any] = []
+        answers = []
         most = self.model.most_rows
         for begin in range(0, len(columns[0]), most):
             rows = tuple(column[begin : begin + most] for column in columns)
@@ -90,7 +90,7 @@ class Batcher:
             # A call takes the waiting parts of the first one's shape, in order, that fit.
             shapes = self._waiting[0].shapes
             room = self.model.most_rows
-            taken: list[_Part] = []
+            taken = []
             remaining = []
             for part in self._waiting:
                 if part.shapes == shapes and len(part.columns[0]) <= room:
@@ -254,7 +254,7 @@ class Server:
         for place, answer in enumerate(answers):
             if isinstance(answer, BadRow):
                 raise BadRow(f"instances[{place}]: {answer}")
-        response: Response = await run(JSONResponse, {"predictions": answers})
+        response = await run(JSONResponse, {"predictions": answers})
         return response
 
 
@@ -265,7 +265,7 @@ def serve(load: Callable[[], ServedModel], host: str, port: int) -> None:
     what `load` raises.
     """
     # An error in loading ends the server, and is raised after it.
-    errors: list[Exception] = []
+    errors = []
 
     def stop(error: Exception) -> None:
         errors.append(error)

@@ -99,7 +99,7 @@ class ServedModel:
         with suppress(BadRow):
             return [(range(len(instances)), self._columns(instances))], {}
         by_shape: dict[Any, list[tuple[int, Columns]]] = {}
-        errors: dict[int, BadRow] = {}
+        errors = {}
         for place, instance in enumerate(instances):
             try:
                 row = self._columns([instance])
@@ -146,7 +146,7 @@ class ServedModel:
 
         # Several outputs become an object for each row.
         lists = {name: array.tolist() for name, array in arrays.items()}
-        answers: list[Any] = next(iter(lists.values()))
+        answers = next(iter(lists.values()))
         if len(lists) > 1:
             rows = zip(*lists.values(), strict=True)
             answers = [dict(zip(lists, row, strict=True)) for row in rows]

@@ -80,7 +80,7 @@ class StepProgram:
 
     def __call__(self, first_step: int, count: int) -> StepLogs:
         """Runs `count` steps from `first_step` on and returns their scalars."""
-        logs: StepLogs | None = None
+        logs = None
         while count:
             size = min(count, self.setup.schedule.whole_from(first_step))
             if size:

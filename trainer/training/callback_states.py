@@ -117,7 +117,7 @@ class CallbackStates:
 
     def changed(self) -> tuple[State, Arrays]:
         """Returns the attributes that have changed since `begin`, and their arrays by name."""
-        state: State = {}
+        state = {}
         arrays: Arrays = {}
         for name, callback in self._named() if self._begun else ():
             values, objects = _attributes(name, callback)
@@ -157,8 +157,8 @@ class CallbackStates:
 
 def _attributes(name: str, callback: Callback) -> tuple[dict[str, AttributeValue], dict[str, Any]]:
     """Returns the values of a callback's attributes, and those of other kinds as they are."""
-    values: dict[str, AttributeValue] = {}
-    objects: dict[str, Any] = {}
+    values = {}
+    objects = {}
     for key, item in vars(callback).items():
         if key not in _SET_BY_KERAS:
             try:

@@ -7,7 +7,6 @@ import inspect
 import math
 from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import Any
 
 import keras
 from keras.callbacks import (
@@ -112,7 +111,7 @@ def load_callbacks(config: TrainConfig) -> list[Callback]:
     Raises UserError if that function does not return a list of Keras callbacks.
     """
     path = config.callbacks
-    callbacks: Any = []
+    callbacks = []
     if path:
         # The function is called with the settings if it has a parameter `config`.
         function = load_function(path, "callbacks", None, config)

@@ -102,7 +102,7 @@ def _is_rate(variable: Any) -> bool:
 
 def _all(model: keras.Model, seen: set[int]) -> Iterator[Any]:
     """Yields the model's weights, then its random state, then all other variables it reaches."""
-    others: list[Any] = []
+    others = []
     for item in reachable(model):
         if isinstance(item, keras.optimizers.Optimizer):
             others += item.variables
@@ -203,10 +203,10 @@ class Checkpoints:
         there are any, on the chief alone.
         """
         # The chief tries its checkpoints, the newest first, until one is intact.
-        manifest: State | None = None
-        values: Arrays | None = None
-        arrays: Arrays = {}
-        damaged: list[str] = []
+        manifest = None
+        values = None
+        arrays = {}
+        damaged = []
         folders = checkpoint_folders(self.folder) if self.replicas.cluster.is_chief else []
         folders = [folder for folder in folders if step_of(folder.name) in self.steps]
         for folder in reversed(folders):

@@ -93,7 +93,7 @@ def operations(
         loops are nested more deeply than `loops`.
     """
     # Only what outputs and side effects need is counted, as tapes leave unused gradients.
-    needed: set[Any] = set()
+    needed = set()
     outputs = graph.outputs if used is None else [graph.outputs[number] for number in used]
     read = {(tensor.op, tensor.value_index) for tensor in outputs}
     waiting = [*(tensor.op for tensor in outputs), *graph.control_outputs]
@@ -106,7 +106,7 @@ def operations(
 
     # What follows from constants, as the shapes in batch norm over replicas, is not counted:
     # TensorFlow computes it once.
-    constant: set[Any] = set()
+    constant = set()
     for op in graph.get_operations():
         pure = op.inputs and not op.op_def.is_stateful
         known = pure and all(tensor.op in constant for tensor in op.inputs)

@@ -153,7 +153,7 @@ class StepRunner:
     @cached_property
     def _adds_up(self) -> tuple[bool, ...]:
         """Returns whether each counter only adds up over batches, as of Keras's own metrics."""
-        may_differ: set[int] = set()
+        may_differ = set()
         for metric in all_metrics(self.model):
             if not type(metric).update_state.__module__.startswith("keras."):
                 may_differ |= {id(variable) for variable in metric.variables}
@@ -206,8 +206,8 @@ class StepRunner:
         program that runs all its steps is a loop of constant length, in which the host need not
         read the counter.
         """
-        results = list[Any]()
-        times = list[tuple[float, float]]()
+        results = []
+        times = []
         size = self.steps_per_program
         for number in range(first_step // size, math.ceil((first_step + count) / size)):
             begin = max(0, first_step - number * size)
@@ -218,7 +218,7 @@ class StepRunner:
             if self._newest_rows[0] is not iterator or self._newest_rows[1] != number:
                 self._newest_rows = iterator, number, next(iterator)
             times.append((requested, time.time()))
-            bounds: Any = begin, end
+            bounds = begin, end
             with tf.device("CPU:0"):
                 first = tf.constant(number * size, tf.int64)
                 if end - begin < size or not self.replicas.on_gpus:

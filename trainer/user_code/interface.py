@@ -144,7 +144,7 @@ def all_metrics(model: keras.Model) -> list[keras.Metric]:
 def recording_results(model: keras.Model) -> Iterator[list[tuple[Any, keras.Metric]]]:
     """Yields a list that gets what `result` of each of the model's metrics returns in the block,
     with the metric."""
-    returned: list[tuple[Any, keras.Metric]] = []
+    returned = []
 
     def recording(metric: keras.Metric, result: Callable[[], Any]) -> Any:
         value = result()

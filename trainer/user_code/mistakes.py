@@ -108,7 +108,7 @@ def where_raised(error: BaseException) -> tuple[str, BaseException] | None:
 
     The place is text: `file:line in function`.
     """
-    chain: list[BaseException] = []
+    chain = []
     cause: BaseException | None = error
     while cause is not None and cause not in chain:
         chain.append(cause)
