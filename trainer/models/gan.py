@@ -302,7 +302,9 @@ class GAN(keras.Model):
         numbers = self.diff_augment.draw(len(images))
         if numbers is None:
             return list(images)
-        changed = tf.split(self.diff_augment(tf.concat(images, axis=0), numbers), len(images))
+        changed: list[Any] = tf.split(
+            self.diff_augment(tf.concat(images, axis=0), numbers), len(images)
+        )
         return changed
 
     def labels_of(self, data: Any) -> Any:
@@ -345,7 +347,7 @@ class GAN(keras.Model):
             return [self.generator(given, training=True) for given in inputs]
         joined = tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *inputs)
         with separate_groups(len(inputs)):
-            images = tf.split(self.generator(joined, training=True), len(inputs))
+            images: list[Any] = tf.split(self.generator(joined, training=True), len(inputs))
         return images
 
     def critic_gradients(self, *given: Any) -> Any:

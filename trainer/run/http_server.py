@@ -254,7 +254,7 @@ class Server:
         for place, answer in enumerate(answers):
             if isinstance(answer, BadRow):
                 raise BadRow(f"instances[{place}]: {answer}")
-        response = await run(JSONResponse, {"predictions": answers})
+        response: Response = await run(JSONResponse, {"predictions": answers})
         return response
 
 
