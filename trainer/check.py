@@ -22,7 +22,7 @@ from trainer.base.run_files.job_directory import open_job_dir
 from trainer.base.run_files.job_files import GPU_CHECK, write_json
 from trainer.base.settings.fields import VERBOSE, Usage, setting
 from trainer.base.settings.own_settings import refuse_missing_modules
-from trainer.base.settings.request import Request, parse_request
+from trainer.base.settings.request import parse_request
 from trainer.base.settings.train_config import USUAL, TrainConfig
 from trainer.cluster.cluster_spec import set_gpu_environment
 from trainer.user_code.command import command, quiet_start
@@ -34,7 +34,7 @@ Exit codes: 0 the steps agree; 2 they do not, or you must change something; 75 i
 fault of this package or of the platform."""
 
 _FLAGS = ("on_gpus", "bits", "xla", "seconds")
-_USAGE = Usage(
+USAGE = Usage(
     "python -m trainer.check",
     "--recipe=NAME [--bits] [--xla] [--on_gpus] [--setting=value …]",
     __doc__,
@@ -64,17 +64,11 @@ class CheckOptions:
     paid: bool = setting(False)
 
 
-def read_check(arguments: Sequence[str]) -> Request[CheckOptions]:
-    """Returns the request of a command line. Raises UserError for a mistake, SystemExit(0) for
-    --help."""
-    return parse_request(CheckOptions, arguments, _USAGE)
-
-
 @command("starts from scratch")
 def main(arguments: Sequence[str]) -> int:
     """Runs the check that the flags name, logs whether the steps agree, and returns the exit
     code."""
-    request = read_check(arguments)
+    request = parse_request(CheckOptions, arguments, USAGE)
     options = request.options
     set_verbose(options.verbose)
     config = request.config

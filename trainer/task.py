@@ -28,15 +28,16 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     request = resolve(arguments)
     set_verbose(request.options.verbose)
+    config = request.config
     if request.options.print_config:
-        print(to_recipe(request.config), end="")
+        print(to_recipe(config), end="")
         return DONE
-    refuse_missing_modules(request.config)
-    job_dir = opened(request.config, request.config.inputs)
+    refuse_missing_modules(config)
+    job_dir = opened(config, config.inputs)
     with quiet_start():
         from trainer.run import job  # imports TensorFlow
     command_line = [sys.executable, "-m", "trainer.task", *arguments]
-    return job.run(request.config, command_line, _BEGAN, job_dir, request.overrides.named)
+    return job.run(config, command_line, _BEGAN, job_dir, request.overrides.named)
 
 
 def opened(config: TrainConfig, inputs: dict[str, str]) -> JobDir:

@@ -450,14 +450,15 @@ def checked(config: TrainConfig, every: Replicas, seconds: float) -> GpuCheck:
         control,
         of_cpu,
     )
-    check.rows.append(Row(base.name, 1, cost))
-    check.rows[0].compare(REFERENCE, differences(alone, reference), float32_limits(either))
+    rows = check.rows
+    rows.append(Row(base.name, 1, cost))
+    rows[0].compare(REFERENCE, differences(alone, reference), float32_limits(either))
     if wrong:
         problem = (
             f"{', '.join(wrong)} add known tensors wrongly, by a card, the bus, or IOMMU or ACS"
             " between them: try NCCL_P2P_DISABLE=1 (docs/gpus.md)"
         )
-        check.rows.append(Row("known sums", count, problem=problem))
+        rows.append(Row("known sums", count, problem=problem))
     others, check.left_out = variants(count)
     for variant in others:
         row = Row(variant.name, variant.devices)
@@ -485,13 +486,11 @@ def checked(config: TrainConfig, every: Replicas, seconds: float) -> GpuCheck:
                     " host"
                 )
                 row.problem = "; ".join(filter(None, (row.problem, slow)))
-        check.rows.append(row)
+        rows.append(row)
     if config.deterministic:
         first, second = (run(Variant("float32", count), every)[0] for _ in range(2))
-        check.rows.append(Row("float32, again", count))
-        check.rows[-1].compare(
-            "float32 before", differences(second, first), dict.fromkeys(_LEAST, 0.0)
-        )
+        rows.append(Row("float32, again", count))
+        rows[-1].compare("float32 before", differences(second, first), dict.fromkeys(_LEAST, 0.0))
     else:
         check.left_out.append(
             "the same steps twice: without --deterministic they need not have equal bits"

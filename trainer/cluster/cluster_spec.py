@@ -85,9 +85,12 @@ def read_cluster(environment: Mapping[str, str] = os.environ) -> Cluster:
     stated = _object(content.get("cluster", {}), "cluster")
     tasks = {role: stated.get(role) or [] for role in ("chief", "worker")}
     for role, of_role in tasks.items():
-        items: list[Any] = of_role if isinstance(of_role, list) else [None]
-        valid = all(isinstance(item, str) and _ADDRESS.fullmatch(item) for item in items)
-        if not valid or any(not 0 < int(item.rpartition(":")[2]) < 65536 for item in items):
+        if not isinstance(of_role, list) or not all(
+            isinstance(item, str)
+            and _ADDRESS.fullmatch(item)
+            and 0 < int(item.rpartition(":")[2]) < 65536
+            for item in of_role
+        ):
             raise UserError(
                 f"TF_CONFIG: cluster.{role} must be a list of host:port addresses, not"
                 f" {str(of_role)[:60]!r}"

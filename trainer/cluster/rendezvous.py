@@ -146,10 +146,9 @@ class Peers:
     @contextmanager
     def connecting(self) -> Iterator[None]:
         """Limits the time within the block, in which TensorFlow's servers wait for each other."""
-        limit = f"{self._timeout_seconds:.0f} seconds"
         line = (
-            f"TensorFlow's servers did not connect within {limit}: let the workers reach each"
-            " other's ports"
+            f"TensorFlow's servers did not connect within {self._timeout_seconds:.0f} seconds: let"
+            " the workers reach each other's ports"
         )
         # A worker that did not start TensorFlow is reported by name before the timer ends.
         seconds = self._timeout_seconds + 3 * self._beat_seconds
@@ -274,12 +273,16 @@ class Peers:
             # Workers do not check the chief, which may be behind: it has work of its own, as
             # writing checkpoints.
             elif self._cluster.is_chief and now - peer.in_step > allowed:
-                limit = f"{self._timeout_seconds:.0f} seconds"
-                self._lost(peer, f"it made no progress for {limit} while the others did")
+                seconds = self._timeout_seconds
+                self._lost(
+                    peer, f"it made no progress for {seconds:.0f} seconds while the others did"
+                )
 
     def _lost(self, peer: Link, reason: str) -> None:
-        line = f"{self._cluster.name(peer.index)} was lost: {reason}"
-        line += "; run the same command again to resume from the last checkpoint"
+        line = (
+            f"{self._cluster.name(peer.index)} was lost: {reason}; run the same command again to"
+            " resume from the last checkpoint"
+        )
         self._send({"failed": INTERRUPTED, "error": line}, skip=peer)
         self._leave(line, INTERRUPTED, 0.0)
 
@@ -334,9 +337,9 @@ def meet(
     try:  # this proves that the port is free: TensorFlow would share it silently
         server = socket.create_server((host, port), family=family, backlog=backlog)
     except OSError as error:
-        why = f"{error.strerror}: end the process that uses the port, or use another port"
         raise UserError(
-            f"TF_CONFIG: this worker's address {host}:{port} cannot be opened: {why}"
+            f"TF_CONFIG: this worker's address {host}:{port} cannot be opened: {error.strerror}:"
+            " end the process that uses the port, or use another port"
         ) from None
     with server:  # TensorFlow's server takes the port afterwards
         if cluster.is_chief:
@@ -482,5 +485,7 @@ def _join(
                 events.get()
         # The chief has not started yet, or its port is still that of an earlier run.
         time.sleep(_RETRY_SECONDS)
-    within = f"within {timeout_seconds:.0f} seconds"
-    raise PlatformFault(f"{cluster.name(0)} did not answer {within} (see its log{unknown})")
+    raise PlatformFault(
+        f"{cluster.name(0)} did not answer within {timeout_seconds:.0f} seconds (see its"
+        f" log{unknown})"
+    )

@@ -8,11 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from trainer.base.errors import UserError
-from trainer.base.settings.fields import as_text
 from trainer.base.settings.train_config import TrainConfig
 from trainer.invariance.step import StepContext
 
@@ -66,24 +64,6 @@ def augmentation(config: TrainConfig) -> Change | None:
         return images
 
     return augment
-
-
-def check_class_weight(weights: Mapping[int, float], y: Any, classes: int) -> None:
-    """Raises UserError for the weight of a class that the model does not have, and for targets that
-    are no classes.
-
-    y: the targets of some rows; classes: the number of classes; 0 if it is not known.
-    """
-    largest = max(weights, default=0)
-    if largest >= classes > 0:
-        raise UserError(
-            f"class_weight={as_text(weights)}: there is no class {largest}: there are {classes},"
-            " from 0 on"
-        )
-    if not tf.nest.is_nested(y) and y.dtype.kind == "f" and np.any(y != np.round(y)):
-        raise UserError(
-            "class_weight: the targets are not one class each: use sample weights instead"
-        )
 
 
 # It makes of the parts of rows what `fit` passes, as Dataset.as_fit does.

@@ -92,12 +92,13 @@ def _as_arrays(value: Nest, name: str) -> Nest:
         array = np.asarray(value)
     except ValueError:  # rows of several lengths
         array = np.empty(0, object)
-    if array.dtype.kind == "f" or array.dtype.name == "bfloat16":
+    kind = array.dtype.kind
+    if kind == "f" or array.dtype.name == "bfloat16":
         return array.astype(keras.config.floatx(), copy=False)
-    if array.dtype.kind in "biu":
+    if kind in "biu":
         return array
-    texts = array.dtype.kind in "SU"
-    if array.dtype.kind == "O" and array.size:
+    texts = kind in "SU"
+    if kind == "O" and array.size:
         texts = all(isinstance(item, (str, bytes)) for item in array.flat)
     if name.startswith("x") and texts:
         return array.astype(object)  # as TensorFlow holds text
@@ -105,21 +106,21 @@ def _as_arrays(value: Nest, name: str) -> Nest:
     # The error for any other array says what it holds; a DataFrame of pandas has columns of several
     # types.
     columns = getattr(value, "columns", ())
-    for column, kind in zip(columns, getattr(value, "dtypes", ()), strict=True):
-        if kind.kind not in "fiu":
+    for column, of_column in zip(columns, getattr(value, "dtypes", ()), strict=True):
+        if of_column.kind not in "fiu":
             raise UserError(
-                f"{name}: its column {column!r} holds {kind}, so that rows are Python objects: make"
-                " numbers of all columns, of bool by .astype('float32'), of text by"
+                f"{name}: its column {column!r} holds {of_column}, so that rows are Python objects:"
+                " make numbers of all columns, of bool by .astype('float32'), of text by"
                 " pandas.get_dummies(…, dtype='float32')"
             )
-    if array.dtype.kind in "SU":
+    if kind in "SU":
         raise UserError(
             f"{name} holds text, first {str(array.flat[0] if array.size else '')[:40]!r}, not"
             " numbers: number its classes from 0, as with np.unique(…, return_inverse=True); for"
             ' numbers in text use .astype("float32")'
         )
     content = str(array.dtype)
-    if array.dtype.kind == "O":
+    if kind == "O":
         content = "Python objects, or rows of several lengths"
     raise UserError(f"{name} holds {content}: it must hold numbers of one shape")
 

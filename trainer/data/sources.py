@@ -43,6 +43,7 @@ def load_dataset(config: TrainConfig, *, trains: bool = True) -> Dataset:
     """
     # A name stands for a function, and all else for files.
     data = config.data
+    origin = f"data={data}"
     try:
         if is_named(data):
             function = load_function(DATA_SOURCES.get(data, data), "data", ("config",), config)
@@ -53,13 +54,12 @@ def load_dataset(config: TrainConfig, *, trains: bool = True) -> Dataset:
                 dataset = LOADERS[kind](config, path)
     except MemoryError:
         raise UserError(
-            f"data={config.data}: it does not fit into memory: prepare it (python -m"
-            " trainer.data.prepare)"
+            f"{origin}: it does not fit into memory: prepare it (python -m trainer.data.prepare)"
         ) from None
     except (OSError, RecursionError) as error:
         if where_raised(error):
             raise
-        raise UserError(f"data={config.data}: cannot be read: {error}") from None
+        raise UserError(f"{origin}: cannot be read: {error}") from None
 
     # The settings must fit the data.
     shapes = [examples.image_shape for examples in (dataset.train, dataset.evaluation) if examples]
@@ -68,13 +68,13 @@ def load_dataset(config: TrainConfig, *, trains: bool = True) -> Dataset:
         expected = (config.image_size, config.image_size, config.channels)
         if shape != expected:
             raise UserError(
-                f"data={config.data}: images are {shape}, but the settings require {expected}:"
+                f"{origin}: images are {shape}, but the settings require {expected}:"
                 " change image_size or channels, or prepare the data again"
             )
     count = dataset.train.count if trains else config.global_batch_size
     if count < config.global_batch_size:
         raise UserError(
-            f"data={config.data}: {count} examples are fewer than"
+            f"{origin}: {count} examples are fewer than"
             f" global_batch_size={config.global_batch_size}: use at most {count}"
         )
     if config.evaluation_fraction and dataset.evaluation is None:
@@ -91,7 +91,7 @@ def load_dataset(config: TrainConfig, *, trains: bool = True) -> Dataset:
     for place, part in enumerate(parts):
         if isinstance(part, Arrays) and part.labels is not None:
             most = len(dataset.class_names) or MOST_CLASSES
-            labels = checked_labels(part.labels, f"data={config.data}", most)
+            labels = checked_labels(part.labels, origin, most)
             largest.append(int(labels.max()))
             parts[place] = part if labels is part.labels else Arrays(part.images, labels)
     names = dataset.class_names or numbered_classes(largest)

@@ -200,12 +200,13 @@ def own_dataset(
         source; all other data stay as they are. Raises UserError also if two readings of the first
         examples of a tf.data.Dataset differ.
     """
+    origin = f"data={config.data}"
     returned = function(config)
     if isinstance(returned, Dataset):
         for examples in filter(None, (returned.train, returned.evaluation)):
             if not isinstance(examples, (Examples, InSequence)):
                 raise UserError(
-                    f"data={config.data}: its Dataset holds {type(examples).__name__}: derive the"
+                    f"{origin}: its Dataset holds {type(examples).__name__}: derive the"
                     " class from Examples of trainer.data.dataset, or use Arrays or NestedArrays"
                 )
         return replace(returned, drawn=_differs(returned.train, returned.train.first))
@@ -230,7 +231,7 @@ def own_dataset(
         training, holdout = held_back(config, training)
     if holdout is not None and holdout.spec != training.spec:
         raise UserError(
-            f"data={config.data}: an example for evaluation is {described(holdout.spec)}, but one"
+            f"{origin}: an example for evaluation is {described(holdout.spec)}, but one"
             f" for training is {described(training.spec)}: both must have the same parts, shapes"
             " and types"
         )
@@ -247,14 +248,14 @@ def own_dataset(
         again: Any = training.anew()
         if _differs(training, again.read_head):
             raise UserError(
-                f"data={config.data}: two readings of its first examples differ: make the"
+                f"{origin}: two readings of its first examples differ: make the"
                 " tf.data.Dataset inside the function, give its shuffle a seed and draw nothing at"
                 " random in it (augmentation belongs into the model, or --augment), or a resumed"
                 " run and other workers would train on other numbers"
             )
         # The count comes last, because counting the rows of batches shuffles them once more.
         log.info(
-            f"data={config.data}: a tf.data.Dataset, of {training.count:,} examples, is read in its"
+            f"{origin}: a tf.data.Dataset, of {training.count:,} examples, is read in its"
             f" own order{batches}, by every worker from its start: a run that resumes at step N"
             " first reads and drops N steps"
         )
@@ -262,7 +263,7 @@ def own_dataset(
         # another epoch trains on.
         if isinstance(holdout, InSequence) and _differs(holdout, holdout.read_head):
             raise UserError(
-                f"data={config.data}: two readings of the examples for evaluation give other rows,"
+                f"{origin}: two readings of the examples for evaluation give other rows,"
                 " as the shuffle before them is made anew each time: use shuffle(…, seed=1,"
                 " reshuffle_each_iteration=False) before take and skip"
             )

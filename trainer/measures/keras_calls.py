@@ -18,12 +18,10 @@ from trainer.base.errors import UserError
 from trainer.base.log import warn_once
 from trainer.cluster.strategy import Replicas
 from trainer.data.dataset import Dataset, NestedArrays
-from trainer.data.fit_data import examples_of_fit, first_batches
+from trainer.data.fit_data import FitArrays, FitBatches, examples_of_fit, first_batches
 from trainer.invariance.internals import build_compiled, outside_of_scopes, wrapped
 from trainer.measures import prediction
 from trainer.measures.evaluation import Evaluation
-
-_EVALUATE, _PREDICT = map(inspect.signature, (keras.Model.evaluate, keras.Model.predict))
 
 
 @contextmanager
@@ -99,10 +97,8 @@ def _evaluate(replicas: Replicas, *given: Any, **named: Any) -> Any:
 
     The metrics of the epoch that trains stay as they are.
     """
-    call = _arguments(_EVALUATE, given, named)
+    call, callbacks, examples, size = _asked(keras.Model.evaluate, given, named)
     model = call["self"]
-    callbacks = _callbacks(call)
-    examples, size = _examples("evaluate", call, call["y"], call["sample_weight"])
 
     def traced() -> Evaluation:
         row = examples.first(1)
@@ -125,10 +121,8 @@ def _evaluate(replicas: Replicas, *given: Any, **named: Any) -> Any:
 
 def _predict(replicas: Replicas, *given: Any, **named: Any) -> Any:
     """Does what `keras.Model.predict` does with these arguments, over all replicas."""
-    call = _arguments(_PREDICT, given, named)
+    call, callbacks, examples, size = _asked(keras.Model.predict, given, named)
     model = call["self"]
-    callbacks = _callbacks(call)
-    examples, size = _examples("predict", call)
 
     def traced() -> Any:
         as_fit = Dataset("predict", NestedArrays(*examples.first(1))).as_fit
@@ -153,26 +147,25 @@ def _kept(
     return kept[key]
 
 
-def _arguments(signature: inspect.Signature, given: Any, named: Any) -> dict[str, Any]:
-    """Returns the arguments of a call by name, with Keras's defaults."""
-    bound = signature.bind(*given, **named)
+def _asked(
+    method: Any, given: Any, named: Any
+) -> tuple[dict[str, Any], CallbackList, FitArrays | FitBatches, int]:
+    """Returns what a call of Keras's `method` asks for.
+
+    It is its arguments by name, with Keras's defaults; the callbacks; the examples, and how many
+    rows their batches have.
+    """
+    bound = inspect.signature(method).bind(*given, **named)
     bound.apply_defaults()
-    return bound.arguments
-
-
-def _examples(name: str, call: dict[str, Any], *others: Any) -> tuple[Any, int]:
-    """Returns the examples of a call, and how many rows their batches have; others: y and
-    sample_weight."""
-    steps = call["steps"]
-    examples, size = examples_of_fit(
-        name, call["x"], *others, batch_size=call["batch_size"], steps=steps
-    )
-    return first_batches(examples, steps, size) if steps else examples, size
-
-
-def _callbacks(call: dict[str, Any]) -> CallbackList:
-    """Returns the callbacks of a call."""
+    call = bound.arguments
     callbacks = call["callbacks"]
-    if isinstance(callbacks, CallbackList):
-        return callbacks
-    return CallbackList(callbacks, model=call["self"])
+    if not isinstance(callbacks, CallbackList):
+        callbacks = CallbackList(callbacks, model=call["self"])
+    steps = call["steps"]
+    parts = [call[name] for name in ("x", "y", "sample_weight") if name in call]
+    examples, size = examples_of_fit(
+        method.__name__, *parts, batch_size=call["batch_size"], steps=steps
+    )
+    if steps:
+        examples = first_batches(examples, steps, size)
+    return call, callbacks, examples, size

@@ -19,13 +19,6 @@ from trainer.invariance.layers import full_precision
 from trainer.models.optimizers import learning_rate
 
 
-def head(config: TrainConfig, dataset: Dataset) -> keras.layers.Layer:
-    """Returns the last layer, one logit per class; raises UserError if the data has no labels or
-    only one class."""
-    classes = number_of_classes(config, dataset, f"model={config.model}", "a classifier")
-    return layers.Dense(classes, dtype=full_precision(), name="logits")
-
-
 def number_of_classes(config: TrainConfig, dataset: Dataset, setting: str, kind: str) -> int:
     """Returns the number of classes of the data.
 
@@ -45,18 +38,30 @@ def number_of_classes(config: TrainConfig, dataset: Dataset, setting: str, kind:
     return classes
 
 
-def compile_classifier(
-    model: keras.Model,
+def dropped(x: Any, config: Any, name: str = "dropout") -> Any:
+    """Returns features, some of which training drops if the settings ask for it."""
+    if not config.dropout:
+        return x
+    return layers.Dropout(config.dropout, seed=config.seed, name=name)(x)
+
+
+def classifier(
+    images: Any,
+    features: Any,
     config: TrainConfig,
     dataset: Dataset,
+    name: str,
     optimizer: Callable[[Any], Any],
     later: tuple[int, float] | None = None,
 ) -> keras.Model:
-    """Compiles `model` with cross-entropy, accuracy and the optimizer at the run's learning rate,
-    and returns it.
+    """Returns a model with a logit per class, cross-entropy, accuracy and the run's learning rate.
 
-    later: (step, the learning rate from that step on).
+    later: (step, the learning rate from that step on). Raises UserError if the data have no labels
+    or only one class.
     """
+    classes = number_of_classes(config, dataset, f"model={config.model}", "a classifier")
+    logits = layers.Dense(classes, dtype=full_precision(), name="logits")(features)
+    model = keras.Model(images, logits, name=name)
 
     def arguments(rate: Any) -> dict[str, Any]:
         return {
@@ -78,10 +83,8 @@ def mlp(config: MLPConfig, dataset: Dataset) -> keras.Model:
     x = layers.Flatten()(layers.Rescaling(1 / 255)(images))
     for depth in range(2):
         x = layers.Dense(config.width, activation="relu")(x)
-        if config.dropout:
-            x = layers.Dropout(config.dropout, seed=config.seed, name=f"dropout_{depth}")(x)
-    model = keras.Model(images, head(config, dataset)(x), name="mlp")
-    return compile_classifier(model, config, dataset, keras.optimizers.Adam)
+        x = dropped(x, config, f"dropout_{depth}")
+    return classifier(images, x, config, dataset, "mlp", keras.optimizers.Adam)
 
 
 def cnn(config: CNNConfig, dataset: Dataset) -> keras.Model:
@@ -97,8 +100,5 @@ def cnn(config: CNNConfig, dataset: Dataset) -> keras.Model:
         for _ in range(count):
             x = layers.Conv2D(config.width, 3, activation="relu")(x)
         x = layers.MaxPooling2D()(x)
-    x = layers.Dense(128, activation="relu")(layers.Flatten()(x))
-    if config.dropout:
-        x = layers.Dropout(config.dropout, seed=config.seed, name="dropout")(x)
-    model = keras.Model(images, head(config, dataset)(x), name="cnn")
-    return compile_classifier(model, config, dataset, keras.optimizers.RMSprop)
+    x = dropped(layers.Dense(128, activation="relu")(layers.Flatten()(x)), config)
+    return classifier(images, x, config, dataset, "cnn", keras.optimizers.RMSprop)

@@ -18,7 +18,7 @@ from trainer.base.settings.model_settings import FROM_SCRATCH, EfficientNetConfi
 from trainer.base.storage.staging import stage
 from trainer.data.dataset import Dataset
 from trainer.invariance.step import current_step
-from trainer.models.classifiers import compile_classifier, head
+from trainer.models.classifiers import classifier, dropped
 
 
 def build(config: EfficientNetConfig, dataset: Dataset) -> keras.Model:
@@ -26,12 +26,9 @@ def build(config: EfficientNetConfig, dataset: Dataset) -> keras.Model:
 
     Raises UserError if the initial weights cannot be loaded.
     """
-    named = {"imagenet": "imagenet", "none": None}
-    file = (
-        named[config.weights]
-        if config.weights in named
-        else stage(config.weights, "weights", config.cache_dir)
-    )
+    file: Any = {"imagenet": "imagenet", "none": None}.get(config.weights, "")
+    if file == "":
+        file = stage(config.weights, "weights", config.cache_dir)
     make = getattr(keras.applications, f"EfficientNet{config.variant}")
     try:
         backbone = make(
@@ -52,12 +49,9 @@ def build(config: EfficientNetConfig, dataset: Dataset) -> keras.Model:
     if config.fine_tune_after_steps:
         x = Gate(config.fine_tune_after_steps, name="gate")(x)
         later = (config.fine_tune_after_steps, config.fine_tune_learning_rate)
-    if config.dropout:
-        x = layers.Dropout(config.dropout, seed=config.seed, name="dropout")(x)
-    model = keras.Model(
-        images, head(config, dataset)(x), name=f"efficientnet_{config.variant.lower()}"
-    )
-    return compile_classifier(model, config, dataset, keras.optimizers.Adam, later)
+    name = f"efficientnet_{config.variant.lower()}"
+    optimizer = keras.optimizers.Adam
+    return classifier(images, dropped(x, config), config, dataset, name, optimizer, later)
 
 
 class Gate(keras.layers.Layer):

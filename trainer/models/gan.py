@@ -112,10 +112,7 @@ def build_generator(
     inputs = x = keras.Input((config.latent_dim,), name="noise")
     full = {"dtype": full_precision()}
     if classes:
-        label = keras.Input((), dtype="int32", name="label")
-        one_hot = layers.CategoryEncoding(classes, output_mode="one_hot", name="classes", **full)(
-            label
-        )
+        label, one_hot = _one_hot(classes)
         # An array, because Keras rounds a plain number to float32.
         as_long_as_noise = layers.Rescaling(np.array([config.latent_dim**0.5]), **full)(one_hot)
         x = layers.Concatenate(**full)([inputs, as_long_as_noise])
@@ -164,13 +161,21 @@ def build_critic(
     )(x)
     if not classes:
         return keras.Model(images, score, name="critic")
-    label = keras.Input((), dtype="int32", name="label")
-    one_hot = layers.CategoryEncoding(classes, output_mode="one_hot", name="classes", **full)(label)
+    label, one_hot = _one_hot(classes)
     by_class = layers.Dense(
         classes, use_bias=False, name="by_class", kernel_initializer=initializer(), **full
     )(x)
     of_class = layers.Dot(1, **full)([by_class, one_hot])
     return keras.Model([images, label], layers.Add(**full)([score, of_class]), name="critic")
+
+
+def _one_hot(classes: int) -> tuple[Any, Any]:
+    """Returns the input of labels, (rows,), and a vector of each that is 0 but for the class."""
+    label = keras.Input((), dtype="int32", name="label")
+    encoding = layers.CategoryEncoding(
+        classes, output_mode="one_hot", name="classes", dtype=full_precision()
+    )
+    return label, encoding(label)
 
 
 def _batch_norm(x: Any) -> Any:

@@ -254,6 +254,12 @@ def make_plan(config: TrainConfig, kept: Path) -> StepPlan:
         work_of_two = work_by_rows(*(part(rows, 2) for rows in _ROWS[::2]))
     except Exception as error:
         log.info(f"a step of two replicas is not planned: {reason(error)}")
+    # The two larger traces give the lines of memory. The order of operations, and the first trace,
+    # may exceed them.
+    sizes = sizes_by_rows(small.trace, large.trace)
+    device = peak_lines(large.trace, sizes, state)
+    above = peak_bytes(first.trace, state, temporaries=False) / peak_of(device, first.rows)
+    traces = (first.trace, small.trace, large.trace)
     return StepPlan(
         model=config.model,
         data=config.data,
@@ -262,7 +268,14 @@ def make_plan(config: TrainConfig, kept: Path) -> StepPlan:
         examples=dataset.train.count,
         batches_per_step=first.batches_per_step,
         data_bytes=sum(array.nbytes for array in in_memory),
-        memory=_memory(first.trace, small.trace, large.trace, state),
+        memory=Memory(
+            device=device,
+            device_16_bit=peak_lines(large.trace, sizes, state, half=True),
+            cpu=peak_lines(large.trace, sizes, state, temporaries=True),
+            state_bytes=state,
+            measured_rows=[*_ROWS],
+            worst_order=max(above, *(worst_order(trace, state, COUNTED) for trace in traces)),
+        ),
         trained_bytes=first.trained_bytes,
         work=work_by_rows(first, large),
         work_of_two=work_of_two,
@@ -300,24 +313,6 @@ def _seconds_per_step(step: MeasuredStep) -> float:
         times.append(min(time.perf_counter() - began, time.process_time() - worked) / count)
         count = max(1, round(_CALL_S / times[-1]))
     return min(times)
-
-
-def _memory(first: Trace, small: Trace, large: Trace, state: int) -> Memory:
-    """Returns the memory lines of the two larger traces, and how far the order or the first trace
-    may exceed them."""
-    sizes = sizes_by_rows(small, large)
-    device = peak_lines(large, sizes, state)
-    above = peak_bytes(first, state, temporaries=False) / peak_of(device, first.rows)
-    return Memory(
-        device=device,
-        device_16_bit=peak_lines(large, sizes, state, half=True),
-        cpu=peak_lines(large, sizes, state, temporaries=True),
-        state_bytes=state,
-        measured_rows=[first.rows, small.rows, large.rows],
-        worst_order=max(
-            above, *(worst_order(trace, state, COUNTED) for trace in (first, small, large))
-        ),
-    )
 
 
 def work_by_rows(small: StepPart, large: StepPart) -> Work:

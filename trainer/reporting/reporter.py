@@ -114,11 +114,11 @@ class Reporter:
 
     def state(self) -> State:
         """Returns what a checkpoint stores, so that a resumed run reports the same numbers."""
-        means = {
+        return {
             "since_report": asdict(self._since_report),
             "since_epoch": asdict(self._since_epoch),
+            **{name: getattr(self, f"_{name}") for name in _STATE},
         }
-        return {**means, **{name: getattr(self, f"_{name}") for name in _STATE}}
 
     def resume(self, state: State) -> None:
         """Restores what `state` returned."""
@@ -132,13 +132,14 @@ class Reporter:
         self._classes = state["classes"]
         self._counts = tuple(np.asarray(count, np.float64) for count in state["counts"])
 
-    def on_call(self, progress: Progress, logs: StepLogs) -> Scalars:
+    def on_call(self, logs: StepLogs) -> Scalars:
         """Counts the newest call to the device, and returns the epoch's means so far.
 
         It also updates the progress bar. Raises UserError at the first call if this run does not
         report the tuning metric.
         """
         # The names of values are known after the first call.
+        progress = self.progress
         if self._tuning and not progress.call_timed:
             names = {*logs.means(), *self.metric_names}
             check_known("tuning_metric", self._tuning.name, "this run reports", names)
@@ -159,7 +160,7 @@ class Reporter:
             self._bar.update(completed=progress.step, total=progress.total_steps, description=text)
             quiet_s = time.monotonic() - self._newest_line[1]
             if quiet_s >= _QUIET_S and not (self._bar.shown or progress.ends or on_vertex()):
-                self._show(progress, self._head(progress), logs.means())
+                self._show(self._head(), logs.means())
         return self._since_epoch.means()
 
     def report(self, progress: Progress) -> None:
@@ -167,12 +168,12 @@ class Reporter:
         if not self._since_report.steps:
             return
         means = self._since_report.means()
-        entry = self._entry(progress, self._since_report)
+        entry = self._entry(self._since_report)
         self._since_report = RunningMeans(progress.examples_per_step)
         values = {**means, "memory_gib": entry["memory_gib"]}
         if speed := entry["images_per_second"]:
             values["images_per_second"] = speed
-        self._publish("report", progress, entry, values)
+        self._publish("report", entry, values)
         if not (self.by_epoch and self._final):  # else `epoch_end` sets them
             self._final = {"losses": entry["losses"], "metrics": entry["metrics"]}
         if self._bar:
@@ -181,23 +182,25 @@ class Reporter:
             now = progress.step
             due = progress.ends or now - step >= progress.total_steps / _LINES
             if step < now and due and not (self.by_epoch or on_vertex()):
-                self._show(progress, self._head(progress), means, entry)
+                self._show(self._head(), means, entry)
 
-    def epoch_end(self, progress: Progress) -> Scalars:
+    def epoch_end(self) -> Scalars:
         """Writes the epoch's line of stats.jsonl and the log, with its evaluation.
 
         Returns its scalars.
         """
-        means = {**self._since_epoch.means(), **self._evaluated}
-        entry: StatsEntry = {**self._entry(progress, self._since_epoch), **by_kind(means)}
-        self._append("epoch", progress, entry)
+        progress = self.progress
+        epoch = self._since_epoch
+        means = {**epoch.means(), **self._evaluated}
+        entry: StatsEntry = {**self._entry(epoch), **by_kind(means)}
+        self._append("epoch", entry)
         if self.by_epoch:
-            self._final = cast(dict[str, Scalars], by_kind(self._since_epoch.means()))
+            self._final = cast(dict[str, Scalars], by_kind(epoch.means()))
             total = math.ceil(progress.total_steps / progress.steps_per_epoch)
             head = f"epoch {math.ceil(progress.epoch):{len(str(total))}}/{total}"
-            self._show(progress, head, means, entry)
-        if self._since_epoch.timed_steps == self._since_epoch.steps == progress.steps_per_epoch:
-            self._epoch_seconds.append(self._since_epoch.timed_seconds)
+            self._show(head, means, entry)
+        if epoch.timed_steps == epoch.steps == progress.steps_per_epoch:
+            self._epoch_seconds.append(epoch.timed_seconds)
         self._since_epoch = RunningMeans(progress.examples_per_step)
         self._counts = ()
         self._evaluated = {}
@@ -207,10 +210,10 @@ class Reporter:
         """Reports the values of an evaluation."""
         self._evaluated = values
         self._measured.update(values)
-        self._publish("evaluation", progress, by_kind(values), values)
+        self._publish("evaluation", by_kind(values), values)
         # At the end of an epoch its own line shows them.
         if progress.step % progress.steps_per_epoch:
-            self._show(progress, self._head(progress), values)
+            self._show(self._head(), values)
 
     def quality(self, progress: Progress, values: Scalars, about: QualityOf) -> None:
         """Reports image quality by name, {} on a worker that is not the chief.
@@ -219,7 +222,7 @@ class Reporter:
         """
         self._quality = about
         self._measured.update(values)
-        self._publish("quality", progress, {**by_kind(values), "quality": about}, values)
+        self._publish("quality", {**by_kind(values), "quality": about}, values)
         text = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
         if self._bar:
             log.info(
@@ -237,12 +240,12 @@ class Reporter:
         least = ", ".join(f"{name} {share:.3f}" for name, share in classes.least_accurate(3))
         log.info(f"least accurate classes: {least}; see {CLASSES}")
 
-    def _append(self, kind: str, progress: Progress, entry: StatsEntry) -> None:
+    def _append(self, kind: str, entry: StatsEntry) -> None:
         """Appends a line to stats.jsonl, on the chief, with the step and the time."""
         head: StatsEntry = {
             "kind": kind,
-            "step": progress.run_step,
-            "epoch": round(progress.epoch, 4),
+            "step": self.progress.run_step,
+            "epoch": round(self.progress.epoch, 4),
         }
         if self.job_dir:
             self.job_dir.append_stats({**head, **entry, "time": round(time.time(), 3)})
@@ -256,18 +259,17 @@ class Reporter:
         evaluates = any(name.startswith("val_") for name in self.metric_names)
         return self.config.steps is None or evaluates
 
-    def _head(self, progress: Progress) -> str:
+    def _head(self) -> str:
         """Returns the beginning of a line about a step."""
-        total = f"{progress.total_steps:,}"
-        return f"step {progress.step:{len(total)},}/{total}"
+        total = f"{self.progress.total_steps:,}"
+        return f"step {self.progress.step:{len(total)},}/{total}"
 
-    def _show(
-        self, progress: Progress, head: str, values: Scalars, entry: StatsEntry | None = None
-    ) -> None:
+    def _show(self, head: str, values: Scalars, entry: StatsEntry | None = None) -> None:
         """Logs a line of these values on the chief.
 
         It has speed, waiting and the remaining time as far as there is room.
         """
+        progress = self.progress
         speed = progress.speed_text(entry["images_per_second"] if entry else None)
         waits = input_wait_text(entry) if entry else ""
         if self._bar:
@@ -275,14 +277,14 @@ class Reporter:
             log.info(fitting_line(head, values, ends, self.monitored))
             self._newest_line = progress.step, time.monotonic()
 
-    def _publish(self, kind: str, progress: Progress, entry: StatsEntry, values: Scalars) -> None:
+    def _publish(self, kind: str, entry: StatsEntry, values: Scalars) -> None:
         """Appends a line to stats.jsonl, and reports the values to TensorBoard and tuning."""
-        self._append(kind, progress, entry)
+        self._append(kind, entry)
+        step = self.progress.run_step
         if self._tensorboard:
-            self._tensorboard.scalars(progress.run_step, values)
+            self._tensorboard.scalars(step, values)
         if self._tuning and self._tuning.name in values:
-            value = values[self._tuning.name]
-            self._tuning.report(progress.run_step, value, self.latest_checkpoint())
+            self._tuning.report(step, values[self._tuning.name], self.latest_checkpoint())
 
     def sample(
         self, generate: Callable[..., Any], latent_dim: int, classes: int, progress: Progress
@@ -302,7 +304,7 @@ class Reporter:
         write_whole(file, encode_png(picture))
         self.job_dir.mirror.put(file)
         if self._tensorboard:
-            self._tensorboard.image(progress.step, "samples", picture)
+            self._tensorboard.image(progress.step, picture)
 
     def summary(self) -> Result:
         """Returns peak device memory, seconds of each epoch and final values for result.json."""
@@ -321,11 +323,11 @@ class Reporter:
             if part:
                 part.close()
 
-    def _entry(self, progress: Progress, running: RunningMeans) -> StatsEntry:
+    def _entry(self, running: RunningMeans) -> StatsEntry:
         """Returns what a line of stats.jsonl says of some steps: means, speed and memory."""
         return {
-            "seconds": round(progress.seconds, 3),
-            **progress.speeds(running),
+            "seconds": round(self.progress.seconds, 3),
+            **self.progress.speeds(running),
             "untimed_steps": running.steps - running.timed_steps,
             **by_kind(running.means()),
             "memory_gib": round(memory_gib(), 3),
@@ -435,12 +437,12 @@ class EventFiles:
                 tf.summary.write(name, point, step=step, metadata=_plugin("scalars"))
             self._writer.flush()
 
-    def image(self, step: int, name: str, picture: UInt8Array) -> None:
-        """Adds a picture of shape (height, width, 1 or 3), uint8."""
+    def image(self, step: int, picture: UInt8Array) -> None:
+        """Adds a grid of samples, (height, width, 1 or 3), uint8."""
         height, width = picture.shape[:2]
         value = tf.constant([str(width).encode(), str(height).encode(), encode_png(picture)])
         with tensorflow_writing(self._folder), self._writer.as_default():
-            tf.summary.write(name, value, step=step, metadata=_plugin("images"))
+            tf.summary.write("samples", value, step=step, metadata=_plugin("images"))
 
     def close(self) -> None:
         """Writes buffered events to disk and closes the file."""

@@ -145,15 +145,19 @@ def load_template_weights(model: keras.Model, path: Path, origin: str = "") -> N
     for name, network in templates.items():
         beside = path.with_name(f"{name}{path.suffix}")
         saved = load_template(beside, origin) if name != "model" and beside.exists() else template
-        source = _without_lora(saved)
-        target = _without_lora(network)
-        if [weight.shape for weight in source] == [weight.shape for weight in target]:
-            for value, weight in zip(source, target, strict=True):
-                weight.assign(keras.ops.convert_to_numpy(value))
-        elif name == "model":
+        copied = _copy_values(_without_lora(saved), _without_lora(network))
+        if name == "model" and not copied:
             raise UserError(
                 f"{origin}: its weights do not fit this model: use the settings of its run"
             )
+
+
+def _copy_values(sources: list[Any], targets: list[Any]) -> bool:
+    """Copies the values of variables to others, and returns whether their shapes allow it."""
+    fits = [source.shape for source in sources] == [target.shape for target in targets]
+    for source, target in zip(sources if fits else (), targets, strict=False):
+        target.assign(keras.ops.convert_to_numpy(source))
+    return fits
 
 
 def _without_lora(network: keras.Model) -> list[Any]:
@@ -380,10 +384,7 @@ def compiled_as(
                 [variable for variable in optimizer.variables if variable.name != "learning_rate"]
                 for optimizer in (used, template.optimizer)
             )
-            if [source.shape for source in sources] == [target.shape for target in targets]:
-                for source, target in zip(sources, targets, strict=True):
-                    target.assign(keras.ops.convert_to_numpy(source))
-            else:  # because of LoRA or frozen weights
+            if not _copy_values(sources, targets):  # because of LoRA or frozen weights
                 warn_once(
                     "model.keras has no state of the optimizer: once loaded it trains other weights"
                     " than this run, as LoRA is merged and single weights are not frozen in it"
@@ -421,25 +422,22 @@ def _why_not_compiled(model: keras.Model, *, has_steps: bool) -> str:
             of_keras = hasattr(keras.losses, name) or hasattr(keras.metrics, name)
         if name and not of_keras:
             return f"its {name} is code of yours"
+    # Saving a loss may lose an argument, as delta of Huber in Keras 3.15.
     for loss in keras.tree.flatten(model.loss):
-        if isinstance(loss, keras.Loss) and _is_saved_with_less(loss):
+        if not isinstance(loss, keras.Loss):
+            continue
+        copy = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(loss))
+        before, after = (
+            {
+                name: value
+                for name, value in vars(part).items()
+                if isinstance(value, (int, float, str, dict))
+            }
+            for part in (loss, copy)
+        )
+        if before != after:
             return (
                 f"Keras {keras.__version__} saves its {type(loss).__name__} without what it was"
                 " made with"
             )
     return ""
-
-
-def _is_saved_with_less(loss: keras.Loss) -> bool:
-    """Returns whether saving a loss loses an argument, as delta of Huber in Keras 3.15."""
-    copy = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(loss))
-
-    before, after = (
-        {
-            name: value
-            for name, value in vars(part).items()
-            if isinstance(value, (int, float, str, dict))
-        }
-        for part in (loss, copy)
-    )
-    return before != after

@@ -314,8 +314,9 @@ def compare_built(setup: TrainingSetup) -> dict[str, Any]:
     # The run's data and settings are cut to one batch of few rows.
     model = setup.model
     replicas = setup.replicas
-    parts = setup.dataset.train.first(max(1, _FEW_ROWS // replicas.count) * replicas.count)
-    rows = rows_in(parts) // replicas.count * replicas.count
+    count = replicas.count
+    parts = setup.dataset.train.first(max(1, _FEW_ROWS // count) * count)
+    rows = rows_in(parts) // count * count
     config = replace(
         setup.config,
         global_batch_size=rows,
@@ -344,7 +345,7 @@ def compare_built(setup: TrainingSetup) -> dict[str, Any]:
     # On one device the steps change copies of the variables, and on all of them the variables.
     widths = {layer.compute_dtype for layer in layers_by_path(model).values()}
     try:
-        if rows == 0 or replicas.count == 1 or widths & {"float16", "bfloat16"}:
+        if rows == 0 or count == 1 or widths & {"float16", "bfloat16"}:
             raise UserError("one device, few rows or 16 bits tell nothing")
         with copied_variables(model):
             alone = after_steps(Replicas(tf.distribute.get_strategy(), replicas.devices[:1], 0, 0))
@@ -360,7 +361,7 @@ def compare_built(setup: TrainingSetup) -> dict[str, Any]:
     in_float32 = any(part.dtype != np.float64 for part in starts)
     precision = f"in float32 (up to {_FLOAT32_LOSSES:g} of a loss)" if in_float32 else "in float64"
     problems, _, precision = _differences(
-        config, alone, together, precision, in_float32=in_float32, replicas=replicas.count
+        config, alone, together, precision, in_float32=in_float32, replicas=count
     )
     return {"agrees": not problems, "problems": problems, "precision": precision}
 

@@ -136,14 +136,16 @@ class RunState:
         evaluated: the names of the values of evaluation; writes: whether this worker is the chief,
             which alone has those of Keras's callbacks that only write.
         """
+        saved = self.saved
+        progress = self.progress
         own = self.callbacks
         acting = [callback for callback in own if writes or type(callback) not in WRITERS]
-        callbacks = callback_list([*acting, self.history], model, self.progress, evaluated)
+        callbacks = callback_list([*acting, self.history], model, progress, evaluated)
         model.stop_training = False
 
         # The file of a CSVLogger is continued, without the epochs that are trained again.
-        epoch = (self.progress.step - self.pending) // self.progress.steps_per_epoch
-        for callback in acting if self.saved else ():
+        epoch = (progress.step - self.pending) // progress.steps_per_epoch
+        for callback in acting if saved else ():
             if isinstance(callback, CSVLogger):
                 callback.append = True
                 drop_epochs(Path(callback.filename), callback.sep, epoch)
@@ -151,16 +153,16 @@ class RunState:
 
         # Keras's callbacks reset themselves and learning rates in on_train_begin.
         self._callback_states.begin()
-        if self.saved:
+        if saved:
             with self._refusing_other_versions():
-                self._callback_states.restore(self.saved.callbacks, self.saved.arrays)
-                for name, values in self.saved.history.items():
+                self._callback_states.restore(saved.callbacks, saved.arrays)
+                for name, values in saved.history.items():
                     numbers = [math.nan if value is None else float(value) for value in values]
                     self.history.history[name] = numbers
-                self.rates.resume(self.saved.learning_rates)
+                self.rates.resume(saved.learning_rates)
 
         # The counts of metrics go on within an epoch, and begin anew at its start.
-        if self.progress.step % self.progress.steps_per_epoch == 0 and not self.pending:
+        if progress.step % progress.steps_per_epoch == 0 and not self.pending:
             model.reset_metrics()
         callbacks.on_epoch_begin(epoch)
         return callbacks

@@ -162,19 +162,19 @@ class ServedModel:
         The call is padded by repeating the last row, and the result cut.
         """
         count = len(columns[0])
+        latent_dim = self.about.latent_dim
         # Sizes are multiples of an eighth of the next power of two: few sizes, and at most a
         # quarter of padding.
         multiple = max(1, (1 << (count - 1).bit_length()) >> 3)
         padding = -count % multiple
-        if self.about.latent_dim:
-            size = self.about.latent_dim
-            rows = [noise(seed, 1, size, self.noise_type) for seed in columns[0].tolist()]
+        if latent_dim:
+            rows = [noise(seed, 1, latent_dim, self.noise_type) for seed in columns[0].tolist()]
             columns = (np.concatenate(rows), *columns[1:])
         if padding:
             ends = [np.repeat(column[-1:], padding, 0) for column in columns]
             columns = tuple(map(np.concatenate, zip(columns, ends, strict=True)))
         outputs = self._call(*map(tf.constant, columns))
-        if self.about.latent_dim:
+        if latent_dim:
             return {"predictions": outputs.numpy()[:count]}
         arrays = named_outputs(outputs, [*self.about.outputs])
         return {name: array[:count] for name, array in arrays}
@@ -233,15 +233,16 @@ class ServedModel:
             columns = [[instance[name] for instance in instances] for name in names]
             return tuple(np.array(column, np.int32) for column in columns)
 
+        specs = self._specs
         # The one input of a model may stand by itself; several have an object with their names.
         objects = [row for row in instances if isinstance(row, dict) and "b64" not in row]
-        if len(self._specs) == 1 and not objects:
-            return (self._column(next(iter(self._specs)), instances),)
+        if len(specs) == 1 and not objects:
+            return (self._column(next(iter(specs)), instances),)
         for instance in instances:
-            if not isinstance(instance, dict) or instance.keys() != self._specs.keys():
+            if not isinstance(instance, dict) or instance.keys() != specs.keys():
                 has = f"it has {_listed(instance)}, and " if isinstance(instance, dict) else ""
-                raise BadRow(f"{has}it must be an object with {_listed(self._specs)}")
-        return tuple(self._column(name, [row[name] for row in instances]) for name in self._specs)
+                raise BadRow(f"{has}it must be an object with {_listed(specs)}")
+        return tuple(self._column(name, [row[name] for row in instances]) for name in specs)
 
     def _column(self, name: str, values: Sequence[Any]) -> Any:
         """Returns the values of one input as an array.
@@ -249,10 +250,11 @@ class ServedModel:
         Raises BadRow if they do not fit its shape or type.
         """
         shape, dtype = self._row_specs[name]
+        image = self.about.image
 
         # Images may be files in base64.
         if any(isinstance(value, dict) for value in values):
-            height, width, channels = self.about.image or (0, 0, 0)
+            height, width, channels = image or (0, 0, 0)
             coded = all(isinstance(value, dict) and value.keys() == {"b64"} for value in values)
             if not height or height != width or not coded:
                 raise BadRow(f"{name}: it must be an array of numbers")
@@ -284,11 +286,11 @@ class ServedModel:
         # Converting may round a fraction, but must not change a whole number or give infinity.
         if array.dtype.kind in "biuf":
             with np.errstate(all="ignore"):
-                column = array.astype(np.uint8 if self.about.image else dtype)
+                column = array.astype(np.uint8 if image else dtype)
             exact = column.dtype.kind in "fb" or np.array_equal(column, array)
             if exact and np.isfinite(column.astype(np.float64)).all():
                 return column
-        numbers = "whole numbers from 0 to 255" if self.about.image else f"numbers of {dtype.name}"
+        numbers = "whole numbers from 0 to 255" if image else f"numbers of {dtype.name}"
         raise BadRow(f"{name}: it must hold finite {numbers} only")
 
     @property

@@ -78,13 +78,14 @@ class JobWatch(LimitWatch):
 
     def _leave_step(self) -> None:
         """Records the stop and exits at once, as the main thread hangs in a step."""
+        job = self._job
         log.warning(f"the running step hangs: stopped at the last checkpoint: {self.reason}")
         try:
-            with closing(self._job.job_dir.mirror), self._job.tracking:
-                self._job.result.write_end("stopped", self.reason)
-                self._job.job_dir.mirror.leave()
-            if self._job.peers:
-                self._job.peers.abandon()
+            with closing(job.job_dir.mirror), job.tracking:
+                job.result.write_end("stopped", self.reason)
+                job.job_dir.mirror.leave()
+            if job.peers:
+                job.peers.abandon()
         finally:
             sys.stderr.flush()
             os._exit(DONE)

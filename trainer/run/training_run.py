@@ -152,7 +152,7 @@ class TrainingRun:
                 if timed - logs.count < TIMED_STEPS <= timed:  # once in a run
                     self._name_fast_precision()
             profile.after_call()
-            return state.reporter.on_call(progress, logs)
+            return state.reporter.on_call(logs)
 
         # Trains, saves the end, and lets callbacks end.
         with closing(profile):
@@ -265,7 +265,7 @@ class TrainingRun:
 
         # Reports the epoch and runs callbacks, as `fit` does at its end.
         def end_epoch(progress: Progress) -> None:
-            means = reporter.epoch_end(progress)
+            means = reporter.epoch_end()
             number = math.ceil(progress.epoch)
             callbacks.on_epoch_end(number - 1, means)
             control.agree_to_stop(model)

@@ -14,12 +14,12 @@ from trainer.base.limit_watch import ask_gpus
 from trainer.base.log import log
 from trainer.base.run_files.serving_file import fetch_checkpoint, fetch_model
 from trainer.base.settings.accelerators import data_fit_on_gpu
-from trainer.base.settings.fields import recording_reads
+from trainer.base.settings.fields import as_text, recording_reads
 from trainer.base.settings.own_settings import is_named
 from trainer.base.settings.schedule import Schedule
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import Replicas
-from trainer.data.augmentation import AsFit, augmentation, check_class_weight, weighted_by_class
+from trainer.data.augmentation import AsFit, augmentation, weighted_by_class
 from trainer.data.batches import batches, copied_ahead, last_batches
 from trainer.data.dataset import Dataset
 from trainer.data.examples import HEAD_ROWS, InSequence
@@ -230,9 +230,18 @@ def refuse_other_classes(config: TrainConfig, dataset: Dataset, model: keras.Mod
     if config.class_weight and len(parts := dataset.train.first(HEAD_ROWS)) > 1:
         shape = getattr(model, "output_shape", None)
         units = shape[-1] if isinstance(shape, tuple) and len(shape) == 2 else 0
-        check_class_weight(
-            config.class_weight, parts[1], len(dataset.class_names) or (units and max(2, units))
-        )
+        classes = len(dataset.class_names) or (units and max(2, units))  # 0: it is not known
+        largest = max(config.class_weight)
+        if largest >= classes > 0:
+            raise UserError(
+                f"class_weight={as_text(config.class_weight)}: there is no class {largest}: there"
+                f" are {classes}, from 0 on"
+            )
+        y = parts[1]
+        if not tf.nest.is_nested(y) and y.dtype.kind == "f" and np.any(y != np.round(y)):
+            raise UserError(
+                "class_weight: the targets are not one class each: use sample weights instead"
+            )
 
 
 def set_precision_and_seed(config: TrainConfig) -> None:

@@ -236,6 +236,7 @@ class StepRunner:
 
         They are (steps, scalars) float64.
         """
+        strategy = self.replicas.strategy
         self._graph = tf.compat.v1.get_default_graph()
         with tf.device("CPU:0"):
             steps = [first + number for number in range(self.steps_per_program)]
@@ -251,9 +252,9 @@ class StepRunner:
             return tf.nest.map_structure(lambda *parts: tf.stack(parts), *data)
 
         with self._as_fit():
-            data = self.replicas.strategy.run(prepared, args=(rows,))
-            by_replica = self.replicas.strategy.run(self._program(steps, begin, end), args=(data,))
-        return self.replicas.strategy.experimental_local_results(by_replica)[0]
+            data = strategy.run(prepared, args=(rows,))
+            by_replica = strategy.run(self._program(steps, begin, end), args=(data,))
+        return strategy.experimental_local_results(by_replica)[0]
 
     @contextmanager
     def _as_fit(self) -> Iterator[None]:
@@ -369,20 +370,21 @@ class StepRunner:
     def _context(self, step: Any, program: Program | None = None) -> StepContext:
         """Returns the context of this step on this replica."""
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        rows = self.replicas.rows
+        replicas = self.replicas
+        rows = replicas.rows
         known = tf.get_static_value(replica)
-        copies = self.replicas.copies
+        copies = replicas.copies
         first_row = (replica if known is None else int(known)) // copies * rows
         return self.context(
             self.seed,
             step,
             first_row,
             rows,
-            self.replicas.global_batch_size,
+            replicas.global_batch_size,
             program=program,
             cut=self._is_divided,
-            micro_batches=self.replicas.micro_batches,
-            virtual_replicas=self.replicas.virtual,
+            micro_batches=replicas.micro_batches,
+            virtual_replicas=replicas.virtual,
             model=self.model,
             copies=copies,
         )

@@ -28,7 +28,7 @@ def test_tensorboard_gets_scalars_and_images(tmp_path: Path) -> None:
         files = EventFiles(tmp_path, first_step)
         if first_step == 1:
             files.scalars(3, {"critic_loss": -1.5})
-            files.image(5, "samples", picture)
+            files.image(5, picture)
         files.close()
     records = tf.data.TFRecordDataset(list(map(str, tmp_path.iterdir())))
     events = [tf.compat.v1.Event.FromString(record.numpy()) for record in records]
@@ -165,7 +165,7 @@ def test_the_bar_on_a_terminal_shows_losses_speed_and_time_left(
     for _ in range(2):
         logs = StepLogs(("[/loss]",), np.full((5, 1), 1.25), {})
         progress.advance(logs, 1.0)
-        reporter.on_call(progress, logs)
+        reporter.on_call(logs)
     reporter.close()
     assert "10/20 40 images/s  0:02 left  [/loss] 1.25" in re.sub(
         r"\x1b\[[\d;?]*\w", "", capsys.readouterr().err
@@ -190,7 +190,7 @@ def test_a_run_without_a_terminal_shows_a_line_a_minute(
     for _ in range(13):  # 130 seconds
         clock[0] += 10
         progress.advance(logs, 1.0)
-        reporter.on_call(progress, logs)
+        reporter.on_call(logs)
     reporter.close()
     steps = [line.split()[1] for line in caplog.messages]
     assert steps == ["6/1,000", "12/1,000"]
