@@ -15,7 +15,7 @@ import io
 import os
 import warnings
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from multiprocessing.pool import ThreadPool
@@ -30,7 +30,7 @@ from trainer.base.errors import UserError, reason
 from trainer.base.log import log
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
-from trainer.data.examples import Arrays
+from trainer.data.examples import Array, Arrays
 from trainer.data.image_arrays import checked_labels, labelled, with_evaluation
 
 # Formats are recognised by content; Pillow's plug-ins for other formats run programs. Wheels of
@@ -219,8 +219,7 @@ def encoded_dataset(config: TrainConfig, train: Encoded, evaluation: Encoded | N
             f"data={config.data}: none of its {len(train.sources):,} images could be decoded"
         )
     examples, evaluated = with_evaluation(config, examples, holdout[0] if holdout else None)
-    if examples.labels is not None:
-        refuse_empty_classes(config, train.class_names, set(np.unique(examples.labels).tolist()))
+    refuse_empty_classes(config, train.class_names, examples.labels)
     return Dataset(config.data, examples, evaluated, train.class_names, vars(bad))
 
 
@@ -249,9 +248,10 @@ def refuse_or_skip(config: TrainConfig, bad: DecodingReport) -> None:
 
 
 def refuse_empty_classes(
-    config: TrainConfig, class_names: Sequence[str], present: Container[int]
+    config: TrainConfig, class_names: Sequence[str], labels: Array | None
 ) -> None:
-    """Raises UserError for the first class whose number is not among the labels `present`."""
+    """Raises UserError for the first class whose number is not among the labels, if any."""
+    present = range(len(class_names)) if labels is None else set(labels.tolist())
     for number, name in enumerate(class_names):
         if number not in present:
             raise UserError(

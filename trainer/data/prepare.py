@@ -188,8 +188,7 @@ def write_shards(
     train, evaluation = (open_split(folder, index, split) for split in SPLITS)
     if train is None:
         raise UserError(f"SRC={config.data}: no image is left to train on")
-    if train.targets is not None:
-        refuse_empty_classes(config, source.class_names, set(np.unique(train.targets).tolist()))
+    refuse_empty_classes(config, source.class_names, train.targets)
     labels = [rows.targets for rows in (train, evaluation) if rows and rows.targets is not None]
     largest = [int(numbers.max()) for numbers in labels]
     index["class_names"] = source.class_names or numbered_classes(largest)

@@ -5,14 +5,16 @@ The noise of a grid depends on the seed alone, so that grids of several steps sh
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
 from trainer.base.errors import UserError
+from trainer.user_code.interface import UserModel
 
 UInt8Array = npt.NDArray[np.uint8]
 
@@ -53,17 +55,17 @@ def noise_and_labels(
     return tf.tile(drawn, (len(labels), 1)), tf.repeat(tf.constant(labels, tf.int32), columns)
 
 
-def sample_grid(
-    generate: Callable[..., Any], seed: int, latent_dim: int, classes: int, dtype: Any
-) -> UInt8Array:
+def sample_grid(model: UserModel, seed: int, classes: int) -> UInt8Array:
     """Returns a grid of the images that a model's `sample` makes from fixed noise.
 
     With classes it has a row for each.
     """
+    dtype = keras.config.floatx()
     if not classes:
-        return grid(as_uint8(generate(noise(seed, _SAMPLES, latent_dim, dtype))))
-    inputs = noise_and_labels(seed, _COLUMNS, range(min(classes, _MOST_CLASSES)), latent_dim, dtype)
-    return grid(as_uint8(generate(*inputs)), _COLUMNS)
+        return grid(as_uint8(model.sample(noise(seed, _SAMPLES, model.latent_dim, dtype))))
+    labels = range(min(classes, _MOST_CLASSES))
+    inputs = noise_and_labels(seed, _COLUMNS, labels, model.latent_dim, dtype)
+    return grid(as_uint8(model.sample(*inputs)), _COLUMNS)
 
 
 def as_uint8(images: Any) -> UInt8Array:

@@ -64,15 +64,6 @@ class StepLogs:
         means = dict(zip(self.names, self.values.mean(axis=0).tolist(), strict=True))
         return {**means, **self.metrics}
 
-    def sums(self, before: Scalars) -> Scalars:
-        """Adds the scalars to `before`, one step at a time.
-
-        So the sums do not depend on how many steps a call has.
-        """
-        start = np.array([[before.get(name, 0.0) for name in self.names]])
-        totals = np.add.accumulate(np.concatenate([start, self.values]))[-1].tolist()
-        return dict(zip(self.names, totals, strict=True))
-
     def first_not_finite(self) -> tuple[int, list[str]] | None:
         """Returns the first step (from 0) with NaN or infinite losses, and their names.
 
@@ -145,7 +136,10 @@ class RunningMeans:
 
         `timed` is as in `count`.
         """
-        self.sums = logs.sums(self.sums)
+        # One step at a time: the sums do not depend on how many steps a call has.
+        start = np.array([[self.sums.get(name, 0.0) for name in logs.names]])
+        totals = np.add.accumulate(np.concatenate([start, logs.values]))[-1].tolist()
+        self.sums = dict(zip(logs.names, totals, strict=True))
         self.metrics = logs.metrics
         self.count(logs, seconds, timed)
 
@@ -155,14 +149,12 @@ class RunningMeans:
         `before`: the counts at the newest call's begin.
         """
         zeros = tuple(map(np.zeros_like, logs.counts))
-        shapes = [count.shape for count in logs.counts]
+        shapes = [*map(np.shape, zeros)]
         # A resumed run may have other metrics than before.
-
-        def or_zeros(counts: MetricCounts) -> MetricCounts:
-            return counts if [count.shape for count in counts] == shapes else zeros
-
-        earlier = or_zeros(self.counts)
-        begin = or_zeros(before)
+        earlier, begin = (
+            counts if [*map(np.shape, counts)] == shapes else zeros
+            for counts in (self.counts, before)
+        )
         of_calls = zip(logs.adds_up, earlier, logs.counts, begin, strict=True)
         sums = [total + now - first if adds else now for adds, total, now, first in of_calls]
         self.counts = tuple(sums)

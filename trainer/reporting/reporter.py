@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -45,6 +44,7 @@ from trainer.reporting.progress import (
     numbers,
 )
 from trainer.reporting.resources import Gpus, memory_gib, peak_device_memory_gib
+from trainer.user_code.interface import UserModel
 
 # Attributes in a checkpoint.
 _STATE = ("epoch_seconds", "final", "measured", "evaluated", "quality", "classes", "counts")
@@ -286,18 +286,14 @@ class Reporter:
         if self._tuning and self._tuning.name in values:
             self._tuning.report(step, values[self._tuning.name], self.latest_checkpoint())
 
-    def sample(
-        self, generate: Callable[..., Any], latent_dim: int, classes: int, progress: Progress
-    ) -> None:
-        """Writes a grid of images that `generate` makes from noise.
+    def sample(self, model: UserModel, classes: int, progress: Progress) -> None:
+        """Writes a grid of images that `model.sample` makes from noise.
 
-        The noise is the same at every step. If there are classes, `generate` also takes labels, and
-        each row of the grid shows one class.
+        The noise is the same at every step. If there are classes, each row of the grid shows one.
         """
         if not self.job_dir:
             return
-        dtype = keras.config.floatx()
-        picture = sample_grid(generate, self.config.seed, latent_dim, classes, dtype)
+        picture = sample_grid(model, self.config.seed, classes)
         file = self.job_dir.samples / f"{step_name(progress.step)}.png"
         with writing(file):
             file.parent.mkdir(exist_ok=True)

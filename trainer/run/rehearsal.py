@@ -69,13 +69,7 @@ def rehearse(setup: TrainingSetup, evaluate: Evaluation | None) -> None:
         interface = ModelInterface.of(model)
         if sampler := interface.sampler:
             with trying("sample"):
-                sample_grid(
-                    sampler.sample,
-                    config.seed,
-                    sampler.latent_dim,
-                    interface.generated_classes,
-                    keras.config.floatx(),
-                )
+                sample_grid(sampler, config.seed, interface.generated_classes)
         with trying("export"):
             export(model, exported, setup.dataset.input_spec, save_optimizer=config.save_optimizer)
             # Keras also saves classes that it cannot load without their code, of which the

@@ -291,11 +291,8 @@ class TrainingRun:
             hooks.append(Hook(config.fid_every_steps, partial(measure, fid, report)))
         interface = ModelInterface.of(model)
         if sampler := interface.sampler:
-            draw = partial(
-                reporter.sample, sampler.sample, sampler.latent_dim, interface.generated_classes
-            )
-            timed_draw = goodput.within(EVENTS)(draw)
-            hooks.append(Hook(config.sample_every_steps, timed_draw))
+            draw = partial(reporter.sample, sampler, interface.generated_classes)
+            hooks.append(Hook(config.sample_every_steps, goodput.within(EVENTS)(draw)))
         hooks.append(
             Hook(
                 config.checkpoint_every_steps,
