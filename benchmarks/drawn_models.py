@@ -412,7 +412,7 @@ def built(parts: Any) -> keras.Model:
         3 if parts.classes else 1, activation, dtype=keras.config.floatx()
     )(x)
     plain = {"fit's": keras.Model, "on the object": keras.Model}.get(parts.step, Stepping)
-    kind: Any = {"compute_loss": Penalized, "compute_metrics": Renamed}.get(parts.own, plain)
+    kind = {"compute_loss": Penalized, "compute_metrics": Renamed}.get(parts.own, plain)
     model = kind({"x": inputs} if parts.data == "a dictionary" else inputs, outputs)
     model.kind = parts.step
     if parts.step == "on the object":
@@ -432,7 +432,7 @@ def fitted(parts: Any, epochs: int, noise: float = 0.0) -> Found:
         weight.assign_add(noise * draw.normal(size=weight.shape))
     x = X[parts.kind] if parts.kind == "tokens" else X[parts.kind].astype(keras.config.floatx())
     y = Y.astype(keras.config.floatx())
-    named: Any = (lambda rows: {"x": rows}) if parts.data == "a dictionary" else np.asarray
+    named = (lambda rows: {"x": rows}) if parts.data == "a dictionary" else np.asarray
     train: tuple[Any, ...] = (named(x[:ROWS]), y[:ROWS])
     held_out = (named(x[ROWS:]), y[ROWS:])
     of_fit = {"batch_size": parts.batch_size, **parts.of_fit}

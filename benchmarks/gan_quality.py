@@ -143,7 +143,7 @@ def classifier(data: str, options: Namespace) -> Path:
     """Returns the saved classifier whose features measure these data; trains it if it is not
     there."""
     job_dir = options.out / "features" / data
-    file: Path = job_dir / "model" / "model.keras"
+    file = job_dir / "model" / "model.keras"
     if not file.exists():
         flags = [*CLASSIFIERS[data], f"--data={source_of(data, options)}", f"--job_dir={job_dir}"]
         subprocess.run([sys.executable, "-m", "trainer.task", *flags], check=True)

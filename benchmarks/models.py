@@ -6,7 +6,6 @@ Networks, optimizers, batch and rows are the same; ours also updates a GAN's mov
 no peer does.
 """
 
-from collections.abc import Callable
 from functools import partial
 
 from benchmarks.processes import CONSTANT_RATE, Candidate, digits_file, images_per_step, started
@@ -73,7 +72,7 @@ def main() -> None:
     raw = {}
     for case in options.cases:
         with digits_file(CASES[case]) as (config, flags):
-            makers: dict[str, Callable[[], Candidate]] = {}
+            makers = {}
             known = LOOPED if case == LOOPED_MLP else CANDIDATES
             for name in (OURS, TUTORIAL) if case == SHORT_STEPS else known:
                 own = [*flags, "--precision=mixed_bfloat16"] if name == BFLOAT16 else flags

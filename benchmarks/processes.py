@@ -99,7 +99,7 @@ class Candidate:
         for index in range(workers or 1):
             own_cores = {cores[index % len(cores)]} if workers else set(cores)
             self._processes.append(self._start([name, *flags], own_cores, addresses, index))
-        works: list[Work] = [json.loads(line) for line in self._lines()]
+        works = [json.loads(line) for line in self._lines()]
         assert works[0] == works[-1]
         self.work = works[0]
 

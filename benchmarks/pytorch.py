@@ -84,7 +84,7 @@ def critic(config: TrainConfig) -> nn.Module:
 
 def classifier(config: Any) -> nn.Module:
     """Maps (rows, channels, image_size, image_size) in [0, 1] to (rows, 10) logits."""
-    layers: list[nn.Module] = []
+    layers = []
     size = config.image_size
     before = config.channels
     for count in (2, 3) if config.model == "cnn" else ():

@@ -55,7 +55,7 @@ def met(workers: int) -> Iterator[tuple[list[Peers], list[str]]]:
     Where a worker would end its process, it only stops watching.
     """
     addresses = tuple(free_addresses(workers))
-    lines = list[str]()
+    lines = []
     found: list[Peers] = []
 
     def join(index: int) -> Peers:
@@ -171,7 +171,7 @@ def alone(measure: Callable[[int], Found], size: int) -> Found:
     process.start()
     theirs.close()
     try:
-        found: Found = ours.recv()
+        found = ours.recv()
     finally:
         process.join()
     return found

@@ -6,9 +6,7 @@ import shutil
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from benchmarks.processes import DIGITS, seconds_until
 from benchmarks.runner import compare, make_parser, program, save
@@ -69,12 +67,12 @@ def main() -> None:
         os.environ["STORAGE_EMULATOR_HOST"] = url
         folder = Path(name)
         bucket = f"b-{uuid.uuid4().hex}"
-        client: Any = connect().client
+        client = connect().client
         client.create_bucket(bucket)
         connect().upload(DIGITS, Address(bucket, "digits.npz"))
         data = f"--data=gs://{bucket}/digits.npz"
         warm = f"--cache_dir={folder / 'warm'}"
-        candidates: dict[str, Callable[[], float]] = {
+        candidates = {
             "trainer.task": job,
             "resuming": lambda: job(begin=folder / "job"),
             "import + trace alone": alone,

@@ -156,11 +156,11 @@ class GpuStep:
     def __init__(self, graph_def: Any) -> None:
         self._nodes = {proto.name: Node(proto) for proto in graph_def.node}
         # The loop is what lies between the entries of frames and their exits.
-        consumers: dict[str, list[Node]] = {}
+        consumers = {}
         for node in self._nodes.values():
             for each in node.proto.input:
                 consumers.setdefault(each.lstrip("^").partition(":")[0], []).append(node)
-        inside: dict[str, Node] = {}
+        inside = {}
         waiting = [node for node in self._nodes.values() if node.op == "Enter"]
         while waiting:
             node = waiting.pop()

@@ -159,7 +159,7 @@ class Answers(callbacks.Callback):
     x = default_rng(0).normal(size=(7, 3))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        heard: list[Any] = []
+        heard = []
         hook = callbacks.LambdaCallback(on_test_end=lambda logs: heard.append(logs["mae"]))
         model = Model(self.model.inputs, {"answer": self.model.outputs[0]})
         found = self.model.evaluate(

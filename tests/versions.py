@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).parents[1]
 FLOOR = "3.11"
@@ -57,7 +56,7 @@ WORKERS = "e2e/test_workers.py::test_any_cluster_gives_the_numbers_of_one_worker
 def find_python(version: str) -> str | None:
     """Returns a working Python of that version: named by PYTHON310 and so on, or on the PATH."""
     named = os.environ.get(f"PYTHON{version.replace('.', '')}")
-    candidates: list[Any] = [
+    candidates = [
         named,
         shutil.which(f"python{version}"),
     ]

@@ -33,7 +33,7 @@ def same(one: tuple[Any, Any], other: tuple[Any, Any]) -> None:
 def test_the_tutorials_gan_has_our_losses_and_gradients(name: str) -> None:
     config = small(f"--model={name}")
     setup = build_setup(config, make_replicas(config))
-    model: Any = setup.model
+    model = setup.model
     peer = GAN(setup)
     rows = config.global_batch_size
     images, *_ = setup.dataset.train.gather(tf.range(rows))

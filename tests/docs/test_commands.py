@@ -91,7 +91,7 @@ def run_on_emulator(command: Command, session: Session) -> None:
         "--detach",
     ]
     assert submit.main(["cpu", *job, *sdk], session) == 0
-    run_verb: Callable[[list[str], Session], int] = getattr(jobs, f"run_{verb}")
+    run_verb = getattr(jobs, f"run_{verb}")
     assert run_verb(
         [*command.arguments, *sdk, *(["--yes"] if verb == "cancel" else [])], session
     ) in (0, 75)

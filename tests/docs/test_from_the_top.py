@@ -113,7 +113,7 @@ def local_commands() -> list[Command]:
 def test_every_local_command_of_the_pages_in_order(tmp_path: Path) -> None:
     make_stand_ins(tmp_path)
     (tmp_path / "train.py").write_text(code_of_readme()[0])
-    folders: dict[tuple[str, ...], Path] = {}
+    folders = {}
     path = f"{tmp_path}:{ROOT}"
     environment = {
         **os.environ,

@@ -61,7 +61,7 @@ def test_vertex_trainer_is_on_top() -> None:
 def test_no_public_name_has_two_definitions() -> None:
     """A reader who meets a function or a class finds one of this name; each command has its own
     `main`."""
-    places: dict[str, list[str]] = {}
+    places = {}
     for package in ("trainer", "deploy", "vertex_trainer"):
         for module, source in modules(package):
             for node in ast.parse(source).body:

@@ -26,7 +26,7 @@ def test_the_config_is_of_the_sdk_s_type_and_the_trainer_takes_what_the_service_
     where = ["--project=my-proj", "--region=us-central1", "--image=us-docker.pkg.dev/p/r/x:1"]
     assert main([*shown[2].split(), *where, "--spec"]) == 0
     config = yaml.safe_load(shown[1] + textwrap.indent(capsys.readouterr().out, "  "))
-    job: Any = HyperparameterTuningJob.from_json(json.dumps({"displayName": "mlp", **config}))
+    job = HyperparameterTuningJob.from_json(json.dumps({"displayName": "mlp", **config}))
     (pool,) = job.trial_job_spec.worker_pool_specs
     arguments = [*pool.container_spec.args]
     metrics = [metric.metric_id for metric in job.study_spec.metrics]

@@ -25,7 +25,7 @@ from tests.fixtures import Json
 from tests.fuzz import WORDS, at_most, examples, json_like, like, one_line
 from tests.support import refused
 from trainer.base.errors import DONE
-from trainer.base.run_files.job_directory import JobDir, open_job_dir
+from trainer.base.run_files.job_directory import open_job_dir
 from trainer.base.run_files.job_files import drop_stats_after
 from trainer.base.settings.request import resolve
 from trainer.base.settings.train_config import TrainConfig
@@ -108,7 +108,7 @@ def test_a_run_that_resumes(
         (folder / name).write_bytes(content)
 
     def resume() -> None:
-        job_dir: JobDir = open_job_dir(config(folder))
+        job_dir = open_job_dir(config(folder))
         run_result = ResultWriter.of_job(config(folder), job_dir, 0.0)
         refuse_hopeless_restart(config(folder), run_result.before)
         run_result.resume(Progress(5, 10, steps_per_epoch=5, examples_per_step=1))
@@ -134,7 +134,7 @@ def reseal(folder: Path, manifest: Any) -> None:
 
 
 def manifest_of(folder: Path) -> Json:
-    manifest: Json = read(folder / "manifest.json")
+    manifest = read(folder / "manifest.json")
     del manifest["sha256"]
     return manifest
 

@@ -156,7 +156,7 @@ def test_no_machines_here_are_looked_for_there_and_errors_are_exceptions(cloud: 
     assert "/us-east4/" in job.name
     wrong = error_of(submit, "l4x1", settings={**TINY, "spec": True}, **WHERE)
     assert "unknown keyword spec" in wrong
-    unpriced: Any = {"machine_type": "a4-highgpu-8g", "accelerator": "NVIDIA_B200:8"}
+    unpriced = {"machine_type": "a4-highgpu-8g", "accelerator": "NVIDIA_B200:8"}
     error = error_of(submit, settings=TINY, **WHERE, **unpriced)
     assert "the price of a4-highgpu-8g-x8 is not known: not submitted: give it" in error
     cloud.faults = [Fault("customJobs", 503, times=1000)]
@@ -265,7 +265,7 @@ def test_fit_on_a_tier_asks_follows_and_returns_the_history(
 ) -> None:
     """A call that Ctrl-C ended finds its job again; one that fails is an error."""
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    where: Json = {**WHERE, "bucket": str(bucket).rstrip("/"), "image_size": 8, "epochs": 2}
+    where = {**WHERE, "bucket": str(bucket).rstrip("/"), "image_size": 8, "epochs": 2}
 
     def trained(google: Emulator, job: Job) -> None:
         folder = plant(tmp_path / "run", [0.1, 0.1], losses=[2.0, 1.0], epochs=True)
@@ -361,7 +361,7 @@ def test_what_a_function_cannot_do_is_one_line(call: Any, line: str) -> None:
 
 
 def test_values_become_what_a_command_reads() -> None:
-    settings: Json = {"epochs": None, "recipe": Path("mlp_mnist")}
+    settings = {"epochs": None, "recipe": Path("mlp_mnist")}
     prices = {"l4x1": 1}
     keywords: Json = {"steps": 5, "fit": True, "from_": ["a", "b"], "price_per_hour": prices}
     request = call_verb(PlanOptions, ("l4x1",), keywords, settings, USAGE)

@@ -10,7 +10,7 @@ from examples import optuna_study
 from tests.deploy.conftest import FlyingClock, Job, error_of, output_of, put
 from tests.deploy.emulator import Emulator
 from tests.deploy.planted import plant
-from tests.fixtures import Json, Patch
+from tests.fixtures import Patch
 from tests.vertex_trainer.test_functions import WHERE
 from vertex_trainer import submit
 
@@ -32,7 +32,7 @@ def test_the_same_call_goes_on_and_sends_no_trial_twice(
             put(made, output_of(job))
         google.end(job, "FAILED" if number == "1" else "SUCCEEDED")
 
-    where: Json = {key: value for key, value in WHERE.items() if key != "bucket"}
+    where = {key: value for key, value in WHERE.items() if key != "bucket"}
     sends = partial(submit, project="my-proj", **where)
     monkeypatch.setattr(optuna_study, "submit", sends)
     flying.asleep = flying.interrupt

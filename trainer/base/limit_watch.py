@@ -47,7 +47,7 @@ def read_limits(environment: Mapping[str, str] = os.environ) -> StopLimits:
 def read_gpus() -> list[dict[str, float | None]]:
     """Returns memory_gib and utilization_percent of each visible NVIDIA GPU; missing values as in
     `ask_gpus`."""
-    gpus: list[dict[str, float | None]] = []
+    gpus = []
     for mib, percent in ask_gpus("memory.used", "utilization.gpu"):
         gib = None if mib is None else mib / 1024
         gpus.append({"memory_gib": gib, "utilization_percent": percent})

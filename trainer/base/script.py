@@ -66,8 +66,8 @@ def imports_of(file: str, tree: ast.Module) -> Iterator[Import]:
         if isinstance(statement, ast.If) and "'__main__'" in ast.unparse(statement.test):
             certain |= {id(part) for part in statement.body}
     # What never runs, and what may fail.
-    skipped = set[int]()
-    optional = set[int]()
+    skipped = set()
+    optional = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             for part in node.body:
@@ -97,7 +97,7 @@ def reached_sources(folder: Path, programs: Sequence[str]) -> dict[str, ast.Modu
 
     Raises SyntaxError or ValueError for a file that Python cannot read, with its name.
     """
-    trees = dict[str, ast.Module]()
+    trees = {}
     waiting = [*programs]
     while waiting:
         name = waiting.pop()
@@ -131,7 +131,7 @@ def calls_fit(folder: Path, program: str) -> bool:
 
 def _calls_fit(tree: ast.Module) -> bool:
     """Returns whether a source calls `fit` of an object that comes from none of _FOREIGN."""
-    foreign = set[str]()  # names that such a package, or an object of it, is bound to
+    foreign = set()  # names that such a package, or an object of it, is bound to
     assigned = []  # names, each with the name that its value begins with
     fits = []
     for node in ast.walk(tree):

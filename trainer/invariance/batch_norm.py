@@ -350,7 +350,7 @@ def _over_replicas(
     def normalized(gamma: Any, beta: Any, *groups: Any) -> tuple[Any, Any]:
         pairs = zip(groups, statistics, strict=True)
         outputs = [method.normalized(x, *pair, gamma, beta) for x, pair in pairs]
-        gradient: Any = first_order
+        gradient = first_order
         if isinstance(method, Kernel):
             gradient = tf.custom_gradient(with_second_order)
         return outputs, lambda *upstreams: gradient(gamma, *upstreams, *groups)

@@ -325,7 +325,7 @@ def fuse_updates(optimizer: Any) -> Callable[[], None]:
 
     # All variables of an update on a device share arguments, which are computed once.
     operation, slot_names, shared_arguments = _OPERATIONS[type(optimizer)]
-    shared: dict[Any, dict[str, Any]] = {}
+    shared = {}
 
     def update_step(original: Any, gradient: Any, variable: Any, learning_rate: Any) -> None:
         slots = slots_of(optimizer, variable, slot_names.values())
@@ -414,7 +414,7 @@ def copies_of_weights(model: keras.Model) -> list[tuple[Any, Any]]:
     ScheduleFreeAdamW has such. A list of them counts only if each equals its weight and one of
     these is not constant: Adam's zeros equal every bias of zeros.
     """
-    copies: list[tuple[Any, Any]] = []
+    copies = []
     for optimizer in optimizers_of(model):
         weights = trained_by(optimizer)
         for slots in vars(optimizer).values():

@@ -430,8 +430,8 @@ def layers_by_path(model: keras.layers.Layer) -> dict[str, keras.layers.Layer]:
     No two have the same path. `model.layers` has only the outermost. A layer that is reached in
     several ways has the first of its paths.
     """
-    layers: dict[str, keras.layers.Layer] = {}
-    seen: set[int] = set()
+    layers = {}
+    seen = set()
     direct = {"include_self": False, "recursive": False}
 
     def visit(layer: Any, path: str) -> None:
@@ -595,7 +595,7 @@ def makes_batches(dataset: tf.data.Dataset) -> bool:
         return False
     if lengths[0] is None:
         return True
-    transformations: list[Any] = [dataset]
+    transformations = [dataset]
     while transformations:
         transformation = transformations.pop()
         kind = type(transformation).__name__.lower()

@@ -80,7 +80,7 @@ def parts_of_batch() -> int:
 
 def counts_of_losses(model: keras.Model, rows: Any) -> list[Any]:
     """Returns the counts by which the losses of a model divide for these `rows`, in order."""
-    counts: list[Any] = []
+    counts = []
 
     def keep(count: Any) -> Any:
         counts.append(count)
@@ -190,7 +190,7 @@ def train_step(model: keras.Model, data: Any) -> Mapping[str, Any]:
     # Losses divide by counts over all micro-batches and replicas, so a trial forward pass finds
     # these first. TensorFlow removes from the trial what the counts do not need: most often all but
     # the masks.
-    counts = list[Any]()
+    counts = []
     updates = list[Update]()
     if interface.counted_losses:
         trial = replace(step, uses=Counter(step.uses))

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from queue import SimpleQueue
-from typing import Any
 
 import pytest
 
@@ -339,7 +338,7 @@ def test_a_mistake_of_another_worker_is_not_repeated_by_a_restart(
     small_config: Make, monkeypatch: Patch
 ) -> None:
     """Checks too that workers compare settings, devices and versions."""
-    arguments: list[Any] = []
+    arguments = []
     monkeypatch.setattr(start, "meet", lambda *values: arguments.extend(values))
     monkeypatch.setenv("CLOUD_ML_JOB_ID", "7")
     config = small_config()

@@ -1,7 +1,5 @@
 """Tests how the devices of this machine become replicas, and the sentence about the batch."""
 
-from typing import Any
-
 import tensorflow as tf
 
 from tests.fixtures import Patch, parametrize
@@ -79,7 +77,7 @@ def test_a_machine_or_batch_that_does_not_fit_is_refused(config: TrainConfig, li
 @parametrize("device, expected", [("GPU:0", "nccl"), ("CPU:0", "ring")])
 def test_workers_with_gpus_sum_by_nccl(device: str, expected: str, monkeypatch: Patch) -> None:
     """Looks at what the strategy is given: a real one of several workers needs a process each."""
-    given: list[Any] = []
+    given = []
     monkeypatch.setattr(
         tf.distribute, "MultiWorkerMirroredStrategy", lambda *args: given.extend(args)
     )

@@ -142,7 +142,7 @@ def test_tensorflow_takes_over_what_reading_fills(kind: str) -> None:
 
 
 def test_digits_are_the_known_ones() -> None:
-    dataset: Any = load_digits(TrainConfig(image_size=8)).train
+    dataset = load_digits(TrainConfig(image_size=8)).train
     assert dataset.images.shape == (1797, 8, 8, 1)
     counts = np.bincount(dataset.labels)
     assert (len(counts), counts.min(), counts.max()) == (10, 174, 183)

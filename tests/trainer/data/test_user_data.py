@@ -128,7 +128,7 @@ def test_types_are_those_that_fit_passes() -> None:
 
 def test_batches_end_each_epoch_once_and_leave_out_the_last_small_one() -> None:
     dataset = loaded(settings("batches"))
-    train: Any = dataset.train
+    train = dataset.train
     assert (train.count, train.left_out, dataset.evaluation and dataset.evaluation.count) == (
         48,
         2,

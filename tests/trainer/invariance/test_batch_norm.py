@@ -81,7 +81,7 @@ def test_one_value_a_channel_gives_no_nan_even_if_the_kernels_variance_is(
     dynamic: bool, monkeypatch: Patch
 ) -> None:
     """A GPU's kernel may divide by the number of values less one."""
-    kernel: Callable[..., Any] = tf.raw_ops.FusedBatchNormV3
+    kernel = tf.raw_ops.FusedBatchNormV3
 
     def as_on_a_gpu(**given: Any) -> Any:
         found = kernel(**given)

@@ -229,8 +229,8 @@ def test_a_gradient_of_a_gradient_multiplies_no_zeros_and_has_the_same_bits(
         return outer.gradient(loss, model.trainable_variables)
 
     x = tf.random.stateless_normal((3, 8, 8, 2), (1, 2))
-    backprop: Any = importlib.import_module("tensorflow.python.eager.backprop")
-    wrapper: Any = importlib.import_module("tensorflow.python.pywrap_tfe")
+    backprop = importlib.import_module("tensorflow.python.eager.backprop")
+    wrapper = importlib.import_module("tensorflow.python.pywrap_tfe")
     theirs = inspect.unwrap(backprop._gradient_function)
     monkeypatch.setattr(backprop, "_gradient_function", theirs)
     wrapper.TFE_Py_RegisterGradientFunction(theirs)
@@ -304,7 +304,7 @@ def test_a_compiled_model_is_built_and_its_losses_and_outputs_are_ours() -> None
     with internals.losses_kept(model):
         model(3.0 * batch[0])
     assert [float(loss) for loss in model.losses] == [4.0]  # of 1 + 1
-    outputs: list[Any] = []
+    outputs = []
     with internals.wrapped(
         "keras.Model.compute_metrics", lambda _, *given, **named: outputs.extend(given), owner=model
     ):

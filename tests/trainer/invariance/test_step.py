@@ -26,7 +26,7 @@ def test_a_replica_draws_its_own_rows_alone_bit_by_bit(
     draw = getattr(tf.random, f"stateless_{kind}")
     seed = context().stateless_seed("noise")
     whole = draw((8, *shape), seed=seed, alg="philox").numpy()
-    drawn: list[Any] = []
+    drawn = []
     function = {"normal": NORMAL, "uniform": UNIFORM}[kind]
     for first in range(0, 8, rows):
         # As a tensor of int32, which the number of a replica is.

@@ -67,7 +67,7 @@ def build(config: Any, dataset: Any, *, kind: str = "Penalised") -> Model:
     x = Input((6,))
     regularizer = None if kind == "WithStep" else "l2"
     hidden = layers.Dense(8, "tanh", kernel_initializer=first, kernel_regularizer=regularizer)(x)
-    model: Model = globals()[kind](x, layers.Dense(1, kernel_initializer=second)(hidden))
+    model = globals()[kind](x, layers.Dense(1, kernel_initializer=second)(hidden))
     loss = losses.MeanSquaredError(reduction="mean_with_sample_weight")
     model.compile(optimizers.SGD(0.125), loss if kind == "Penalised" else None)
     return model

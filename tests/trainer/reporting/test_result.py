@@ -74,7 +74,7 @@ def test_on_vertex_the_same_job_with_the_same_settings_fails_with_the_old_error(
     run_result = begun(tmp_path)
     run_result.write("running", {"final": {"losses": {"loss": 1.0}}})
     run_result.write_end("failed", "step 3: loss is NaN", USER_MUST_CHANGE)
-    failed: Any = read_result(tmp_path)[0]
+    failed = read_result(tmp_path)[0]
     assert (failed["state"], failed["error"], failed["exit_code"]) == (
         "failed",
         "step 3: loss is NaN",
@@ -123,14 +123,14 @@ def test_seconds_are_in_one_class_over_restarts(monkeypatch: Patch) -> None:
     first.move(1.5, SAVE, OTHER)
     counted = first.seconds()
     assert counted == {**dict.fromkeys(counted, 0.0), START: 30, STEP: 50, SAVE: 0.5, OTHER: 1.5}
-    before: Any = {
+    before = {
         "state": "running",
         "goodput": counted,
         "wall_seconds": 82.0,
         "written_at": 1000.0 + now,
     }
     now += 27
-    cases: Any = ((before, True, 27.0, 0.0), (before, False, 0.0, 27.0), ({}, False, 0.0, 0.0))
+    cases = ((before, True, 27.0, 0.0), (before, False, 0.0, 27.0), ({}, False, 0.0, 0.0))
     for stored, paid, restarts, unpaid in cases:
         again = Goodput(now, stored)
         again.recover(stored, paid=paid)

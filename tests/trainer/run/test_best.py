@@ -58,7 +58,7 @@ def test_the_best_is_found_over_restarts_and_is_never_nan(
     name: str, values: list[float], step: int
 ) -> None:
     undisturbed = Best(small(OWN, f"--best_metric={name}"), Model())
-    state = dict[str, Any]()
+    state = {}
     for at, value in enumerate(values):
         undisturbed.consider({name: value}, at)
         resumed = Best(small(OWN, f"--best_metric={name}"), Model())

@@ -130,7 +130,7 @@ def test_what_was_not_compared_is_recorded_and_several_paid_replicas_do_not_trai
 ) -> None:
     monkeypatch.setattr(replica_check, "LONGEST_SECONDS", 0.01)
     child = subprocess.Popen
-    children = list[subprocess.Popen[bytes]]()
+    children = []
 
     def kept(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
         children.append(child(*arguments, **options))

@@ -41,7 +41,7 @@ MORE = "--data=tests.own_data:more"
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: Folders) -> Runs:
     """Returns the job directory of a finished run, trained once."""
-    kept: dict[Any, Path] = {}
+    kept = {}
 
     def of(*given: str) -> Path:
         """Takes the model, the data, and flags."""
@@ -65,7 +65,7 @@ def copied(runs: Runs, tmp_path: Path) -> Path:
 def by_keras(run: Path, checkpoint: str = "") -> tuple[dict[str, float], dict[str, Any]]:
     """Returns what Keras's evaluate and predict, the outputs by name, give on one device, in
     batches of 6."""
-    stored: dict[str, Any] = read(run / "run.json")["config"]
+    stored = read(run / "run.json")["config"]
     config = Overrides.read(
         {name: value for name, value in stored.items() if value not in (None, "")}
     ).resolve()

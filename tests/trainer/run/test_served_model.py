@@ -352,7 +352,7 @@ def test_a_body_that_does_not_come_or_is_too_large_by_its_header_is_refused(
 def test_requests_that_wait_share_a_call(most_rows: int, expected: list[list[int]]) -> None:
     """A large request waits for its next part behind the others, and each gets the answers to its
     own rows."""
-    calls: list[list[int]] = []
+    calls = []
 
     def answer(columns: Any) -> list[int]:
         calls.append(columns[0].tolist())
@@ -374,7 +374,7 @@ def test_a_request_that_the_stopping_server_gives_up_is_told_so() -> None:
     computes."""
     computing = threading.Event()
     over = threading.Event()
-    sent = list[Any]()
+    sent = []
 
     def answer(columns: Any) -> list[int]:
         computing.set()
@@ -455,7 +455,7 @@ def test_a_model_of_a_version_before_0_3_is_refused_and_one_of_0_3_is_read(
 
 
 def test_a_server_says_503_until_its_model_is_loaded_and_stops_without_one(tmp_path: Path) -> None:
-    failed: list[Exception] = []
+    failed = []
 
     def load() -> ServedModel:
         return ServedModel(tmp_path, "gs://b/run")
@@ -467,7 +467,7 @@ def test_a_server_says_503_until_its_model_is_loaded_and_stops_without_one(tmp_p
 
 def test_in_a_container_of_vertex_ai_its_variables_count(folder: Path, monkeypatch: Patch) -> None:
     """Here the server binds to this machine alone."""
-    served: list[Any] = []
+    served = []
     monkeypatch.setattr(
         "trainer.run.http_server.serve", lambda load, *where: served.append((load(), *where))
     )

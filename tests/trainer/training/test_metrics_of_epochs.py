@@ -69,7 +69,7 @@ class OwnStep(Model):
 
 def build(config: Any, dataset: Any, *, kind: str = "own_step") -> Model:
     metrics = None
-    model: Model = OwnStep()
+    model = OwnStep()
     if kind == "plain":
         model = network()
         metrics = [Largest(), "mae", keras.metrics.RootMeanSquaredError()]

@@ -51,7 +51,7 @@ def test_a_save_is_due_every_so_many_minutes() -> None:
 
 
 def test_the_first_signal_is_a_request_and_the_second_leaves(monkeypatch: Patch) -> None:
-    left: list[str] = []
+    left = []
     monkeypatch.setattr(signals, "end_process", lambda: left.append("at once"))
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with stop_on_signals() as stop:

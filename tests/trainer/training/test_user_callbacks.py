@@ -92,7 +92,7 @@ def test_every_hook_that_fit_calls_is_called_here_or_named_in_a_line(
 
 
 def test_a_call_is_one_step_only_for_callbacks_of_single_batches(monkeypatch: Patch) -> None:
-    lines: list[str] = []
+    lines = []
     monkeypatch.setattr(log, "info", lines.append)
     kept = [keras.callbacks.TensorBoard, keras.callbacks.OrbaxCheckpoint]
     assert not any(

@@ -125,7 +125,7 @@ def looped(
     """
     setup = setup_of(*flags)
     done = 0
-    values = list[Any]()
+    values = []
     runner = setup.step_runner(compiled=True, steps_per_program=steps)
     rows = setup.rows_from(0, steps)
     for count in calls:

@@ -36,7 +36,6 @@ from trainer.base.run_files.mirror import Mirror
 from trainer.base.settings.own_settings import changed_settings
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import (
-    Address,
     expanded,
     lock_folder,
     make_writable,
@@ -110,7 +109,7 @@ def open_job_dir(config: TrainConfig, *, make: bool = True, lock: bool = True) -
     lock to the process that will run there. Raises UserError if no directory is set, or if it is
     not writable, in use, damaged, or of another run.
     """
-    remotes: dict[Path, Address] = {}
+    remotes = {}
 
     def local(path: str, name: str) -> Path:
         address = output_address(path, name)

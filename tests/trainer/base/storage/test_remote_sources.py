@@ -23,7 +23,7 @@ from trainer.run.training_setup import build_setup
 
 
 def config(data: str | Path, cache: Path, **given: Any) -> TrainConfig:
-    settings: dict[str, Any] = {
+    settings = {
         "image_size": 16,
         "global_batch_size": 1,
         "cache_dir": str(cache),

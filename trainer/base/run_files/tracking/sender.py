@@ -111,7 +111,7 @@ class RunFiles:
         job = os.environ.get("CLOUD_ML_JOB_ID")
         page = "https://console.cloud.google.com/vertex-ai/locations/{region}/training/{job}?project={project}"
         versions = mapping(info, "versions").items()
-        tags: dict[str, Any] = {
+        tags = {
             "commit": info.get("git_commit"),
             "data_fingerprint": digest(data) if data else "",
             "devices": ", ".join(map(str, items(info, "devices"))),

@@ -82,7 +82,7 @@ class WandbRuns:
                     f"track={self._address.text}: W&B refuses it: {reason(error)}"
                 ) from error
             raise
-        next_step: int = self._run.step
+        next_step = self._run.step
         link = f"{self._run.settings.sync_dir} (offline)" if self._offline else self._run.url
         return Opened(link, lambda name: next_step - 1)
 
