@@ -74,7 +74,7 @@ def _as_arrays(value: Nest, name: str) -> Nest:
         )
     if isinstance(value, dict):
         return {key: _as_arrays(item, f"{name}[{key!r}]") for key, item in value.items()}
-    if isinstance(value, (list, tuple)) and not is_array(value):
+    if isinstance(value, list | tuple) and not is_array(value):
         return tuple(_as_arrays(item, f"{name}[{number}]") for number, item in enumerate(value))
     if not is_array(value):
         raise UserError(
@@ -99,7 +99,7 @@ def _as_arrays(value: Nest, name: str) -> Nest:
         return array
     texts = kind in "SU"
     if kind == "O" and array.size:
-        texts = all(isinstance(item, (str, bytes)) for item in array.flat)
+        texts = all(isinstance(item, str | bytes) for item in array.flat)
     if name.startswith("x") and texts:
         return array.astype(object)  # as TensorFlow holds text
 
@@ -161,7 +161,7 @@ def described(spec: Nest) -> str:
     (32, 32, 3), …}`."""
     if isinstance(spec, dict):
         return "{" + ", ".join(f"{key!r}: {described(part)}" for key, part in spec.items()) + "}"
-    if isinstance(spec, (list, tuple)):
+    if isinstance(spec, list | tuple):
         return "(" + ", ".join(described(part) for part in spec) + ")"
     return f"{spec.dtype.name} {tuple(spec.shape)}"
 

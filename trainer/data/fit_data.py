@@ -185,7 +185,7 @@ def data_of_fit(
         evaluation = FitArrays(rest, shuffles=False)
         size = min(size, train.count)
     elif validation_data is not None:
-        if not isinstance(validation_data, (tuple, list)):
+        if not isinstance(validation_data, tuple | list):
             validation_data = [validation_data]
         evaluation, validation_size = examples_of_fit(
             "validation_data",
@@ -227,7 +227,7 @@ def examples_of_fit(
     Raises UserError, naming the argument, for what `fit` does not take, and for Python generators.
     """
     # Objects that give batches are read in their own order.
-    if isinstance(x, (tf.data.Dataset, keras.utils.PyDataset)):
+    if isinstance(x, tf.data.Dataset | keras.utils.PyDataset):
         if y is not None or sample_weight is not None:
             raise UserError(
                 f"{name}: a {type(x).__name__} gives targets and weights itself: drop y and"

@@ -60,7 +60,7 @@ def item_of(source: Any, number: int, name: str) -> Parts:
         cause = f"{place[0]}: {message_of(error)}" if place else reason(error)
         raise UserError(f"{name} cannot be read: {cause}") from error
     try:
-        return parts_of(item if isinstance(item, (tuple, list)) else (item,))
+        return parts_of(item if isinstance(item, tuple | list) else (item,))
     except UserError as error:
         raise UserError(f"{name}: {error}") from None
 
@@ -204,7 +204,7 @@ def own_dataset(
     returned = function(config)
     if isinstance(returned, Dataset):
         for examples in filter(None, (returned.train, returned.evaluation)):
-            if not isinstance(examples, (Examples, InSequence)):
+            if not isinstance(examples, AnyExamples):
                 raise UserError(
                     f"{origin}: its Dataset holds {type(examples).__name__}: derive the"
                     " class from Examples of trainer.data.dataset, or use Arrays or NestedArrays"
@@ -299,9 +299,9 @@ def _pair(returned: Any) -> tuple[Any, Any]:
 
 def _is_source(value: Any) -> bool:
     """Returns whether `value` gives whole examples, targets included, and is not a part of them."""
-    if isinstance(value, (tuple, dict, tf.RaggedTensor, tf.SparseTensor)) or is_array(value):
+    if isinstance(value, tuple | dict | tf.RaggedTensor | tf.SparseTensor) or is_array(value):
         return False
-    return not isinstance(value, list) or (bool(value) and isinstance(value[0], (tuple, dict)))
+    return not isinstance(value, list) or (bool(value) and isinstance(value[0], tuple | dict))
 
 
 def _examples(config: TrainConfig, value: Any, *, trains: bool) -> AnyExamples:
@@ -310,7 +310,7 @@ def _examples(config: TrainConfig, value: Any, *, trains: bool) -> AnyExamples:
     Raises UserError if that is no data.
     """
     origin = f"data={config.data}"
-    if isinstance(value, (Examples, InSequence)):
+    if isinstance(value, AnyExamples):
         return value
     if isinstance(value, tf.data.Dataset):
         rows = (config.steps or 0) * config.global_batch_size

@@ -59,7 +59,7 @@ def draw_by_row(layer: keras.layers.Layer, path: str) -> None:
     # The generators are those of the layer itself, not those of layers in it.
     by_id = {}
     for value in vars(layer).values():
-        for item in value if isinstance(value, (list, tuple)) else [value]:
+        for item in value if isinstance(value, list | tuple) else [value]:
             if isinstance(item, keras.random.SeedGenerator):
                 by_id[id(item)] = item
     generators = list(by_id.values())

@@ -443,16 +443,16 @@ def _owned_by(item: Any, seen: set[int]) -> Iterator[Any]:
     seen.add(id(item))
     if isinstance(item, Mapping):
         values: Iterable[Any] = item.values()
-    elif isinstance(item, (list, tuple)):
+    elif isinstance(item, list | tuple):
         values = item
     else:
         values = vars(item).values()
     for value in [*values]:
-        if isinstance(value, (keras.optimizers.Optimizer, tf.Variable, keras.Variable)):
+        if isinstance(value, keras.optimizers.Optimizer | tf.Variable | keras.Variable):
             yield value
             continue
         package = type(value).__module__.partition(".")[0]
         has_attributes = hasattr(value, "__dict__") and package not in _LIBRARIES
-        plain = has_attributes and not isinstance(value, (type, keras.Layer))
-        if plain or isinstance(value, (Mapping, list, tuple)):
+        plain = has_attributes and not isinstance(value, type | keras.Layer)
+        if plain or isinstance(value, Mapping | list | tuple):
             yield from _owned_by(value, seen)

@@ -354,7 +354,7 @@ def skip_zero_gradients() -> None:
             return gradients
 
         # An operation whose inputs are not kept has a cheap gradient, whose shape is read from it.
-        parts = gradients if isinstance(gradients, (list, tuple)) else [gradients]
+        parts = gradients if isinstance(gradients, list | tuple) else [gradients]
         results = []
         for part, like in zip(parts, inputs or parts, strict=True):
             shape = part if like is None else like

@@ -116,7 +116,7 @@ def named_outputs(outputs: Any, names: Sequence[str]) -> Iterator[tuple[str, Arr
     A single output is `predictions`. Others have `names`, those of the model's outputs, or their
     keys in the nest, or output_N by position; names of inner nests are joined by dots.
     """
-    if isinstance(outputs, (list, tuple)) and len(names) == len(outputs) == len({*names}):
+    if isinstance(outputs, list | tuple) and len(names) == len(outputs) == len({*names}):
         outputs = dict(zip(names, outputs, strict=True))
     for path, value in keras.tree.flatten_with_path(outputs):
         if not isinstance(value, tf.Tensor):

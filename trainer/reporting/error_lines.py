@@ -34,7 +34,7 @@ def is_out_of_memory(error: Exception) -> bool:
     """
     signs = ("OOM when allocating", "RESOURCE_EXHAUSTED", "OUT_OF_MEMORY")
     quoted = isinstance(error, tf.errors.OpError) and any(sign in str(error) for sign in signs)
-    return quoted or isinstance(error, (tf.errors.ResourceExhaustedError, MemoryError))
+    return quoted or isinstance(error, tf.errors.ResourceExhaustedError | MemoryError)
 
 
 def out_of_memory(config: TrainConfig, replicas: Replicas) -> UserError:
@@ -61,6 +61,6 @@ def out_of_memory(config: TrainConfig, replicas: Replicas) -> UserError:
 
 def one_line(error: Exception) -> str:
     """Returns the error's text on one line, with its type unless it is one of this package."""
-    if isinstance(error, (UserError, PlatformFault)):
+    if isinstance(error, UserError | PlatformFault):
         return " ".join(str(error).split())
     return shortened(f"{type(error).__name__}: {error}", 2000)

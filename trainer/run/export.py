@@ -82,7 +82,7 @@ def export(
         if class_names and [tuple(leaf.shape[1:]) for leaf in outputs] == [(len(class_names),)]:
             if isinstance(
                 loss,
-                (keras.losses.SparseCategoricalCrossentropy, keras.losses.CategoricalCrossentropy),
+                keras.losses.SparseCategoricalCrossentropy | keras.losses.CategoricalCrossentropy,
             ):
                 scores = "logits" if loss.from_logits else "probabilities"
             elif loss in ("sparse_categorical_crossentropy", "categorical_crossentropy"):
@@ -431,7 +431,7 @@ def _why_not_compiled(model: keras.Model, *, has_steps: bool) -> str:
             {
                 name: value
                 for name, value in vars(part).items()
-                if isinstance(value, (int, float, str, dict))
+                if isinstance(value, int | float | str | dict)
             }
             for part in (loss, copy)
         )

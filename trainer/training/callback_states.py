@@ -43,7 +43,7 @@ class AttributeValue:
         def encode(part: Any) -> Any:
             if isinstance(part, float) and not math.isfinite(part):
                 return {"float": str(part)}
-            if part is None or isinstance(part, (bool, int, float, str)):
+            if part is None or isinstance(part, bool | int | float | str):
                 return part
             # A number of NumPy has a shape, for which set_weights asks, as of a Normalization.
             if isinstance(part, np.generic):

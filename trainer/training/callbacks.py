@@ -118,7 +118,7 @@ def load_callbacks(config: TrainConfig) -> list[Callback]:
         takes = "config" in inspect.signature(function).parameters
         function = load_function(path, "callbacks", ("config",) if takes else (), config)
         callbacks = function(config) if takes else function()
-    is_list = isinstance(callbacks, (list, tuple))
+    is_list = isinstance(callbacks, list | tuple)
     if not is_list or not all(isinstance(item, Callback) for item in callbacks):
         raise UserError(
             f"callbacks={path}: it must return a list of keras.callbacks.Callback, not"
@@ -222,7 +222,7 @@ def callback_list(
     # A callback must find what it needs: an optimizer, a package, a value of evaluation.
     optimizer = ModelInterface.of(model).optimizer
     for callback in callbacks:
-        if isinstance(callback, (LearningRateScheduler, ReduceLROnPlateau)) and optimizer is None:
+        if isinstance(callback, LearningRateScheduler | ReduceLROnPlateau) and optimizer is None:
             raise UserError(
                 f"callbacks: {type(callback).__name__} changes model.optimizer, and this model is"
                 " not compiled with one: use --learning_rate_schedule and --warmup_steps, or a"

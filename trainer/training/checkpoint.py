@@ -106,7 +106,7 @@ def _all(model: keras.Model, seen: set[int]) -> Iterator[Any]:
     for item in reachable(model):
         if isinstance(item, keras.optimizers.Optimizer):
             others += item.variables
-        elif isinstance(item, (tf.Variable, keras.Variable)) and not isinstance(item, keras.Metric):
+        elif isinstance(item, tf.Variable | keras.Variable) and not isinstance(item, keras.Metric):
             others.append(item)
     for variable in (*model.weights, *model.variables, *others):
         if id(variable) not in seen:

@@ -44,7 +44,7 @@ def command(
                     log.warning(f"stopped at once: the same command {again}")
                     return INTERRUPTED
                 error = as_user_mistake(raised) or _of_environment(raised) or raised
-                if isinstance(error, (UserError, PlatformFault)):
+                if isinstance(error, UserError | PlatformFault):
                     log.error(
                         "%s%s",
                         error,

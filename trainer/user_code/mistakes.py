@@ -78,7 +78,7 @@ _Frame = tuple[str, int, str]  # file, line, function
 def as_user_mistake(error: BaseException) -> UserError | None:
     """Returns the exception in one line with the user's file and line; None if the user's code did
     not raise it."""
-    if isinstance(error, (UserError, PlatformFault)):
+    if isinstance(error, UserError | PlatformFault):
         return None
     if _NO_FLOAT64.search(message_of(error)):
         return UserError(

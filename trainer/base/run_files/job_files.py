@@ -282,7 +282,7 @@ def finite(value: Any) -> Any:
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
         return {key: finite(item) for key, item in value.items()}
-    return [finite(item) for item in value] if isinstance(value, (list, tuple)) else value
+    return [finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def mapping(content: Content, key: str) -> Content:
@@ -306,7 +306,7 @@ def losses_and_metrics(entry: Content) -> Scalars:
 
 def number(value: Any) -> float | None:
     """Returns a number of plausible size as float; None for anything else."""
-    valid = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < _LIMIT
+    valid = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LIMIT
     return float(value) if valid else None
 
 

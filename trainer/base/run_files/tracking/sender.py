@@ -143,7 +143,7 @@ def _numbers(entry: Content) -> Iterator[tuple[str, float]]:
 def _flat(name: str, value: Any) -> Iterator[tuple[str, float]]:
     if (valid := number(value)) is not None:
         yield name, valid
-    elif isinstance(value, (Mapping, list)):
+    elif isinstance(value, Mapping | list):
         for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
             yield from _flat(f"{name}/{key}" if name else str(key), inner)
 
