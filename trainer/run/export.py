@@ -226,20 +226,23 @@ def plain_copy(model: keras.Model) -> keras.Model:
         layers = all_layers(network)
         return [layer for layer in layers if not isinstance(layer, keras.layers.InputLayer)]
 
-    # A layer's own weights and assets, such as a vocabulary, are copied as Keras saves and loads.
     for trained, plain in zip(without_inputs(model), without_inputs(copy), strict=True):
-        if plain is trained:  # a subclassed model within was not copied
-            continue
-        values: dict[str, Any] = {}
-        trained.save_own_variables(values)
-        plain.load_own_variables(
-            {name: keras.ops.convert_to_numpy(value) for name, value in values.items()}
-        )
-        if hasattr(trained, "save_assets"):
-            with tempfile.TemporaryDirectory() as folder:
-                trained.save_assets(folder)
-                plain.load_assets(folder)
+        if plain is not trained:  # a subclassed model within was not copied
+            _copy_learnt(trained, plain)
     return copy
+
+
+def _copy_learnt(trained: keras.layers.Layer, plain: keras.layers.Layer) -> None:
+    """Copies a layer's own weights and assets, such as a vocabulary, as Keras saves and loads."""
+    values: dict[str, Any] = {}
+    trained.save_own_variables(values)
+    plain.load_own_variables(
+        {name: keras.ops.convert_to_numpy(value) for name, value in values.items()}
+    )
+    if hasattr(trained, "save_assets"):
+        with tempfile.TemporaryDirectory() as folder:
+            trained.save_assets(folder)
+            plain.load_assets(folder)
 
 
 def _cloned(
