@@ -108,7 +108,7 @@ class JobsOptions:
     project: str = setting("", "Google Cloud project (default: gcloud's)", "ID")
     region: str = setting(
         "",
-        "each region is asked (default: gcloud's ai/region, and those of the submissions from this"
+        "regions to search (default: gcloud's ai/region, and those of the submissions from this"
         " folder)",
         "NAME,NAME",
     )

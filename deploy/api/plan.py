@@ -360,11 +360,11 @@ class PlanOptions:
     )
     plan: str = setting("", "a plan of `python -m trainer.plan --out=FILE`", "FILE")
     within: float | None = setting(
-        None, "name the cheapest that ends within, as 8h or 2d", "TIME", read=seconds
+        None, "name the cheapest that ends in time, as 8h or 2d", "TIME", read=seconds
     )
     budget: float | None = setting(
         None,
-        "name the fastest that costs at most so much",
+        "name the fastest within this cost",
         "USD",
         unit="USD",
         above=0,

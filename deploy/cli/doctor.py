@@ -31,7 +31,7 @@ class DoctorFlags:
     """Holds the flags of `doctor`."""
 
     tiers: tuple[str, ...] = setting(
-        (), "tiers whose quota is looked at", metavar="TIER", positional=True
+        (), "tiers whose quota is checked", metavar="TIER", positional=True
     )
     project: str = setting_of(JobOptions, "project")
     region: str = setting("", "as us-central1 (default: gcloud's ai/region)", "NAME")

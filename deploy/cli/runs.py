@@ -62,7 +62,7 @@ class RegisterFlags:
     run: str = setting(
         meaning="a job directory whose run is done; also at gs://", metavar="RUN", positional=True
     )
-    name: str = setting(meaning="the model, of which this becomes a version", metavar="NAME")
+    name: str = setting(meaning="the model that gets this version", metavar="NAME")
     alias: str = setting("", "move this alias to the version, as champion", "ALIAS")
     image: str = setting(
         "",

@@ -165,7 +165,7 @@ class Record:
             role = "roles/storage.objectUser"
             log_line(
                 f"the numbers of this script cannot be kept in its job directory: {error}; the"
-                f" script goes on; its account needs {role} there (docs/permissions.md)",
+                f" script continues; its account needs {role} there (docs/permissions.md)",
                 "WARNING",
             )
         self._warned = True

@@ -67,10 +67,10 @@ class SubmittedJob(VertexJob):
                 earlier.attempts[-1].state = "SUBMITTED"
                 earlier.write()
                 origin = "which the same command submitted before (--again sends another)"
-                say(f"goes on with {self.name}, {origin}")
+                say(f"continues with {self.name}, {origin}")
             else:
                 if earlier:
-                    say(f"goes on where {self.name} stopped at a limit (--again begins anew)")
+                    say(f"continues where {self.name} stopped at a limit (--again starts another run)")
                 self.confirmation(transfer_usd=check_resources(self.jobs)).confirm()
                 self.create()
         return self
@@ -229,7 +229,7 @@ class SubmittedJob(VertexJob):
         say(*self.about)
         status = self.send(takes_finished=True).follow(print_line)
         if status is None:
-            raise KeyboardInterrupt(f"{self.name} goes on: the same call follows it")
+            raise KeyboardInterrupt(f"{self.name} is still running: the same call follows it")
         if code := exit_code(status):
             error = (UserError if code == USER_MUST_CHANGE else PlatformFault)(
                 describe_failure(status) or status.state

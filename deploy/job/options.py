@@ -93,8 +93,8 @@ class CodeOptions:
     )
     no_check: bool = setting(
         False,
-        "send without a look here: at a script up to its first fit, at the proof of a model for"
-        " several GPUs",
+        "skip the checks on this machine: of a script up to its first fit, and the proof of a model"
+        " for several GPUs",
     )
     force: bool = setting(
         False,

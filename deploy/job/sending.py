@@ -168,7 +168,7 @@ class Creation:
             attempt.error = ""
             record.write()
             tell(
-                f"{attempt.job} was created and goes on: {watch_hint(attempt.job)}; the same"
+                f"{attempt.job} was created and is running: {watch_hint(attempt.job)}; the same"
                 " command follows it"
             )
             # its argument says that a message was printed

@@ -276,7 +276,7 @@ def test_fit_on_a_tier_asks_follows_and_returns_the_history(
         google.end(job, "SUCCEEDED")
 
     flying.asleep = flying.interrupt
-    with pytest.raises(KeyboardInterrupt, match="goes on: the same call follows it"):
+    with pytest.raises(KeyboardInterrupt, match="is still running: the same call follows it"):
         fit("mlp", "digits", on="l4x1", max_cost=5, **where)
     assert "l4x1: " in capsys.readouterr().out
     flying.asleep = lambda: [thread.join() for thread in list(cloud.threads)]

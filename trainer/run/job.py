@@ -443,7 +443,7 @@ def finish(run: TrainingRun, control: Control) -> int:
     if control.stopped:
         log.warning(
             f"stopped: {control.stopped}: state saved at step {progress.run_step:,}; the same"
-            " command goes on"
+            " command resumes the run"
         )
         return DONE  # Vertex AI would restart any other exit code
     if spent:

@@ -332,7 +332,7 @@ def compare_built(setup: TrainingSetup) -> dict[str, Any]:
     widths = {layer.compute_dtype for layer in layers_by_path(model).values()}
     try:
         if rows == 0 or replicas.count == 1 or widths & {"float16", "bfloat16"}:
-            raise UserError("one device, few rows or 16 bits tell nothing")
+            raise UserError("one device, few rows or 16 bits prove nothing")
         with copied_variables(model):
             alone = after_steps(Replicas(tf.distribute.get_strategy(), replicas.devices[:1], 0, 0))
         together = after_steps(replicas)
@@ -378,7 +378,7 @@ def compare_few_rows(config: TrainConfig) -> dict[str, Any]:
             if rows == whole:
                 raise
     if problems and warnings:
-        reason = f"the log tells of a dependence already: {'; '.join(warnings)}"
+        reason = f"a warning names a dependence already: {'; '.join(warnings)}"
         return {"agrees": None, "reason": reason, "by_settings": True}
     return {
         "agrees": not problems,
