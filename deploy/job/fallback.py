@@ -70,7 +70,7 @@ class SubmittedJob(VertexJob):
                 say(f"continues with {self.name}, {origin}")
             else:
                 if earlier:
-                    say(f"continues where {self.name} stopped at a limit (--again starts another run)")
+                    say(f"continues where {self.name} stopped at a limit (--again starts anew)")
                 self.confirmation(transfer_usd=check_resources(self.jobs)).confirm()
                 self.create()
         return self

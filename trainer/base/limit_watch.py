@@ -144,7 +144,8 @@ class LimitWatch:
             use = [gpu["utilization_percent"] for gpu in read_gpus()]
             if not use or None in use:
                 self._warn_once(
-                    "nvidia-smi does not report the use of the GPUs: that time does not count as idle"
+                    "nvidia-smi does not report the use of the GPUs: that time does not count as"
+                    " idle"
                 )
             else:
                 busy = max(percent or 0.0 for percent in use) >= IDLE_PERCENT

@@ -91,7 +91,7 @@ class Dataset:
             lambda leaf: tf.TensorSpec((None, *leaf.shape), leaf.dtype), self.spec[0]
         )
 
-    def as_fit(self, parts: tuple[Nest, ...]) -> Any:
+    def step_data(self, parts: tuple[Nest, ...]) -> Any:
         """Returns the argument of train_step and test_step, as `fit` passes it: x, (x, y) or (x, y,
         sample_weight)."""
         x, *others = parts

@@ -105,7 +105,7 @@ class Program:
     # which of several steps runs, a tensor in the program; None for a single step
     index: Any = None
     # whether it makes only gradients, which TensorFlow sums before another program makes updates
-    cut: bool = False
+    gradients_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class StepContext:
     # the program of XLA that runs this step, if any
     program: Program | None = field(default=None, repr=False)
     # whether XLA compiles parts of it, between which TensorFlow sums over replicas
-    cut: bool = False
+    in_parts: bool = False
     # how often each numbered stream was used so far
     uses: Counter[str] = field(default_factory=Counter, repr=False)
     # updates that wait for all micro-batches

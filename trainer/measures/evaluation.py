@@ -92,16 +92,16 @@ class Evaluation:
     them, and the replicas of all workers take whole batches in turn. A replica computes as if it
     were the only device, and the variables of the metrics are added up over replicas.
 
-    as_fit: returns the `data` of test_step for the parts of a batch, such as x and y; class_names:
-        those of a classifier with integer labels, for which a call sets `classes` to its confusion
-        matrix.
+    step_data: returns the `data` of test_step for the parts of a batch, such as x and y;
+    class_names: those of a classifier with integer labels, for which a call sets `classes` to its
+        confusion matrix.
     """
 
     model: keras.Model
     replicas: Replicas
     examples: AnyExamples
     batch_size: int
-    as_fit: Callable[[tuple[Any, ...]], Any]
+    step_data: Callable[[tuple[Any, ...]], Any]
     class_names: Sequence[str] = ()
 
     def __post_init__(self) -> None:
@@ -310,7 +310,7 @@ class Evaluation:
             if weight.regularizer is not None
         ]
         held = [*zip(variables, metrics, strict=True), *weights]
-        data = self.as_fit(parts)
+        data = self.step_data(parts)
         outputs: list[Any] = []  # from which Keras's test_step computes the metrics
 
         def keep(compute: Callable[..., Any], *given: Any, **named: Any) -> Any:
@@ -369,7 +369,7 @@ def evaluation(
     if reason := why_not_evaluated(model):
         log.info(f"the {examples.count:,} examples for evaluation are not used: {reason}")
         return None
-    return Evaluation(model, replicas, examples, batch_size, dataset.as_fit, dataset.class_names)
+    return Evaluation(model, replicas, examples, batch_size, dataset.step_data, dataset.class_names)
 
 
 def why_not_evaluated(model: keras.Model) -> str:

@@ -108,10 +108,10 @@ def _evaluate(replicas: Replicas, *given: Any, **named: Any) -> Any:
 
     def traced() -> Evaluation:
         row = examples.first(1)
-        as_fit = Dataset("evaluate", NestedArrays(*row)).as_fit
+        step_data = Dataset("evaluate", NestedArrays(*row)).step_data
         with replicas.strategy.scope():
-            build_compiled(model, as_fit(tf.nest.map_structure(tf.convert_to_tensor, row)))
-        return Evaluation(model, replicas, examples, size, as_fit)
+            build_compiled(model, step_data(tf.nest.map_structure(tf.convert_to_tensor, row)))
+        return Evaluation(model, replicas, examples, size, step_data)
 
     callbacks.on_test_begin()
     evaluation = _kept(model, replicas, ("evaluate", size, str(examples.spec)), traced)
@@ -133,8 +133,8 @@ def _predict(replicas: Replicas, *given: Any, **named: Any) -> Any:
     examples, size = _examples("predict", call)
 
     def traced() -> Any:
-        as_fit = Dataset("predict", NestedArrays(*examples.first(1))).as_fit
-        return prediction.round_of(model, replicas, size, as_fit)
+        step_data = Dataset("predict", NestedArrays(*examples.first(1))).step_data
+        return prediction.round_of(model, replicas, size, step_data)
 
     callbacks.on_predict_begin()
     run = _kept(model, replicas, ("predict", size, str(examples.spec)), traced)

@@ -21,7 +21,7 @@ def predict(
     replicas: Replicas,
     examples: AnyExamples,
     batch_size: int,
-    as_fit: Callable[[tuple[Any, ...]], Any],
+    step_data: Callable[[tuple[Any, ...]], Any],
 ) -> Any:
     """Returns what predict_step gives for all rows, in their order: tensors (rows, …) in the nest
     of its outputs.
@@ -32,7 +32,7 @@ def predict(
     that draws at random draws the same for each batch. Raises UserError if the model does not
     return a row for each row.
     """
-    run = round_of(model, replicas, batch_size, as_fit)
+    run = round_of(model, replicas, batch_size, step_data)
     return predict_by(run, replicas, examples, batch_size)
 
 
@@ -40,7 +40,7 @@ def round_of(
     model: keras.Model,
     replicas: Replicas,
     batch_size: int,
-    as_fit: Callable[[tuple[Any, ...]], Any],
+    step_data: Callable[[tuple[Any, ...]], Any],
 ) -> Callable[[list[Any]], list[Any]]:
     """Returns a function from the iterators of replicas to what predict_step gives for the next
     batch of each."""
@@ -54,7 +54,7 @@ def round_of(
         # the last round may have fewer
         for device, iterator in zip(replicas.devices, used, strict=False):
             with tf.device(device):
-                x = as_fit(tf.nest.map_structure(filled, next(iterator)[:1]))
+                x = step_data(tf.nest.map_structure(filled, next(iterator)[:1]))
                 outputs.append(outputs_of(model, x if isinstance(x, tuple) else (x,)))
         return outputs
 

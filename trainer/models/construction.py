@@ -120,7 +120,7 @@ def prepare_model(model: keras.Model, config: TrainConfig, dataset: Dataset) -> 
             lambda spec: tf.zeros((1, *spec.shape), spec.dtype), dataset.spec
         )
         with suppress(Exception):  # the train_step reports what is wrong
-            build_compiled(model, dataset.as_fit(rows))
+            build_compiled(model, dataset.step_data(rows))
     make_independent(model, config)
     if has_own(model, "train_step") or has_own(model, "compute_loss"):
         prepare_own_step(model, config, dataset)
@@ -191,7 +191,7 @@ def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -
     # The rows of a micro-batch: a model may be built for just that number, as a stateful one is.
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     count = config.rows_per_replica(replicas) // config.micro_batches_on(replicas)
-    rows = dataset.as_fit(
+    rows = dataset.step_data(
         tf.nest.map_structure(lambda spec: tf.zeros((count, *spec.shape), spec.dtype), dataset.spec)
     )
     try:
@@ -318,7 +318,7 @@ def prepare_own_step(model: keras.Model, config: TrainConfig, dataset: Dataset) 
             virtual_replicas=config.virtual_replicas,
         )
         with in_step(context):
-            model.train_step(dataset.as_fit(parts))
+            model.train_step(dataset.step_data(parts))
         asks_for_step = asks_for_step or context.uses[ASKED] > 0
 
     def on_each(*parts: Any) -> None:

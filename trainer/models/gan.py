@@ -378,7 +378,7 @@ class GAN(keras.Model):
             gradients_of = self.critic_gradients
             # XLA compiles parts, such as these gradients; TensorFlow sums over replicas between
             # them
-            if step.cut:
+            if step.in_parts:
                 gradients_of = self._compiled_gradients
             elif self.batches_per_step > 1 and not compiled_by_xla():
                 # XLA takes what a traced function gets from the step for constants, and would

@@ -60,11 +60,13 @@ def evaluate_run(run: RequestedRun) -> tuple[dict[str, float], int, Classificati
         with _reporting_misfits(run, dataset), replicas.strategy.scope():
             build_compiled(
                 model,
-                dataset.as_fit(tf.nest.map_structure(tf.convert_to_tensor, examples.first(1))),
+                dataset.step_data(tf.nest.map_structure(tf.convert_to_tensor, examples.first(1))),
             )
     if why := why_not_evaluated(model):
         raise UserError(f"{run.name} has nothing to evaluate: {why}")
-    evaluation = Evaluation(model, replicas, examples, batch, dataset.as_fit, dataset.class_names)
+    evaluation = Evaluation(
+        model, replicas, examples, batch, dataset.step_data, dataset.class_names
+    )
     with _reporting_misfits(run, dataset):
         values = evaluation()
     results = {name.removeprefix("val_"): value for name, value in values.items()}
@@ -90,7 +92,7 @@ def predict_run(run: RequestedRun) -> tuple[dict[str, Any], int]:
     dataset = load_dataset(config, trains=False)
     examples = _examples_to_use(run, dataset)
     with _reporting_misfits(run, dataset):
-        outputs = prediction.predict(network, replicas, examples, batch, dataset.as_fit)
+        outputs = prediction.predict(network, replicas, examples, batch, dataset.step_data)
         arrays = dict(prediction.named_outputs(outputs, output_names(network)))
     return arrays, examples.count
 

@@ -239,7 +239,7 @@ class RunHooks:
         epoch = self.run.setup.schedule.steps_per_epoch
         hooks = [Hook(0, self._copy_state, requested=lambda: True)]
         if evaluate:
-            validate = partial(self._measure, self._evaluate_as_fit, reporter.evaluated)
+            validate = partial(self._measure, self._evaluate_with_callbacks, reporter.evaluated)
             after_epochs = partial(self._after_epochs, self.run.validation_freq, validate)
             hooks.append(Hook(epoch, after_epochs))
 
@@ -323,7 +323,7 @@ class RunHooks:
         # All workers must save together, but only the chief has the measures of images.
         best.improved = bool(self.run.setup.replicas.sum_over_workers([best.improved])[0])
 
-    def _evaluate_as_fit(self) -> Scalars:
+    def _evaluate_with_callbacks(self) -> Scalars:
         """Returns the values of an evaluation, around which callbacks run."""
         assert self.evaluate
         self.callbacks.on_test_begin()

@@ -153,7 +153,8 @@ def test_what_a_job_spent_until_its_timeout_is_spent_for_the_next_tier_and_the_s
     timeout_s = timeout_of(first)
     assert f"it ran for {format_duration(timeout_s)}, the most that its plan, --max_cost" in shown
     assert f"elsewhere the same command with --job_dir={output_of(first)}" in shown
-    assert f"continues where {first['name']} stopped at a limit" in typed("submit", *command, code=75)
+    shown = typed("submit", *command, code=75)
+    assert f"continues where {first['name']} stopped at a limit" in shown
     second = cloud.jobs["1001"]
     assert output_of(second) == output_of(first)
     rest = timeout_of(second)

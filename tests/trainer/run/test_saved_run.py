@@ -241,7 +241,7 @@ def test_outputs_of_nests_have_names(tmp_path: Path) -> None:
 
     def found(model: Model) -> dict[str, Any]:
         return dict(
-            named_outputs(predictions(model, setup.replicas, held, 6, setup.dataset.as_fit), [])
+            named_outputs(predictions(model, setup.replicas, held, 6, setup.dataset.step_data), [])
         )
 
     x = np.asarray(held.gather(tf.range(held.count))[0])
