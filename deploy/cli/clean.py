@@ -2,7 +2,7 @@
 deploy clean`.
 
 That is what they read to start, below BUCKET/packages/: the trainer, a package or script of yours,
-the starter. It counts as left if a job of the project that has ended names it, and none that goes
+the bootstrap. It counts as left if a job of the project that has ended names it, and none that goes
 on, nor a tuning job, in any region, nor a submission of the last hour; jobs of another project that
 uses the bucket are not seen. Results, checkpoints and data are never looked at. A later job uploads
 again what it needs; a spec of `submit --out` that was not sent yet does not.

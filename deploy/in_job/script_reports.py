@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .starter import STORAGE, log_line, object_url, request, token
+from .bootstrap import STORAGE, log_line, object_url, request, token
 
 RUN_INFO = "run.json"
 STATS = "stats.jsonl"

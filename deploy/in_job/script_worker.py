@@ -22,8 +22,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from .bootstrap import log_line
 from .script_reports import Record
-from .starter import log_line
 
 if TYPE_CHECKING:
     from trainer.base.limit_watch import LimitWatch

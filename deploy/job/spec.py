@@ -14,7 +14,7 @@ from typing import Any
 from deploy.job.cost import paid_seconds
 from deploy.job.options import JobOptions
 from deploy.job.workload import CHECK, SECRETS, TASK, WorkerProgram, Workload, check_trackers
-from deploy.packaging.images import STARTER, Image, set_variables, write_start
+from deploy.packaging.images import BOOTSTRAP, Image, set_variables, write_start
 from deploy.packaging.packages import CodeArchive, Package
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.machine_table import load_machines
@@ -191,7 +191,7 @@ def job_spec(
             preparation["requirements"] = ["--no-deps"] if preparation["packages"] else []
         if program.script:
             preparation["script"] = program.script
-        shipped.append(STARTER)
+        shipped.append(BOOTSTRAP)
     machine = table.machines.get(tier.machine_type)
     rdma = tier.workers > 1 and machine and machine.rdma
     for place, pool in enumerate(spec["workerPoolSpecs"]):

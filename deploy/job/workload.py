@@ -27,7 +27,7 @@ LAUNCH = "trainer.launch"
 CHECK = "trainer.check"  # the module that checks a tier's GPUs
 # the module that runs a script here; a job has it in its archive
 WORKER = "deploy.in_job.script_worker"
-# the variable in which a job's starter finds JSON: a secret's version for each variable
+# the variable in which a job's bootstrap finds JSON: a secret's version for each variable
 SECRETS = "TRAINER_SECRETS"
 
 # What the user wants to run, before its settings are resolved for a tier.

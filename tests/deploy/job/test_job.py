@@ -22,7 +22,7 @@ from deploy.job.sending import check_resources
 from deploy.job.spec import NCCL_SETTINGS, machine_spec
 from deploy.job.workload import workload_on
 from deploy.packaging import distributions
-from deploy.packaging.images import IMAGE_RECORD, START, STARTER, BuiltImage, remember, remembered
+from deploy.packaging.images import BOOTSTRAP, IMAGE_RECORD, START, BuiltImage, remember, remembered
 from deploy.packaging.packages import Package
 from deploy.platform import buckets
 from deploy.platform.gcloud_and_sdk import to_yaml
@@ -80,8 +80,8 @@ def test_the_dry_run_of_a_tier_is_the_golden_one(path: Path, monkeypatch: Patch)
     spec = copy.deepcopy(dict(submitted.spec))
     for pool in spec["workerPoolSpecs"]:
         command = pool["containerSpec"]["command"]
-        assert command == ["python3", "-c", START, STARTER.uri(GCP.bucket)]
-        command[3] = command[3].replace(STARTER.sha256, "(SHA-256)")
+        assert command == ["python3", "-c", START, BOOTSTRAP.uri(GCP.bucket)]
+        command[3] = command[3].replace(BOOTSTRAP.sha256, "(SHA-256)")
     made = "".join(f"# {line}\n" for line in describe([submitted])) + to_yaml(spec)
     golden = GOLDEN / path.name
     assert {path.name for path in GOLDEN.glob("*.yaml")} <= {
