@@ -66,15 +66,13 @@ class CheckOptions:
 
 
 def read_check(arguments: Sequence[str]) -> Request[CheckOptions]:
-    """Returns the request of a command line. Raises UserError for a mistake, SystemExit(0) for
-    --help."""
+    """Returns the request of a command line, or raises UserError; SystemExit(0) for --help."""
     return parse_request(CheckOptions, arguments, _USAGE)
 
 
 @command("starts from scratch")
 def main(arguments: Sequence[str]) -> int:
-    """Runs the check that the flags name, logs whether the steps agree, and returns the exit
-    code."""
+    """Runs the check that the flags name, logs its result, and returns the exit code."""
     request = read_check(arguments)
     options = request.options
     set_verbose(options.verbose)
@@ -91,8 +89,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _check_compiled_step(config: TrainConfig) -> int:
-    """Runs one step, compiled by XLA, on the run's devices. Logs why it fails, if it does; returns
-    the exit code."""
+    """Runs one step compiled by XLA, or logs why that fails; returns the exit code."""
     set_gpu_environment(cache_home(config.cache_dir) / "cuda")
     with quiet_start():
         from trainer.cluster.strategy import make_replicas
@@ -111,11 +108,11 @@ def _check_compiled_step(config: TrainConfig) -> int:
 
 
 def _check_replicas(config: TrainConfig, options: CheckOptions) -> int:
-    """Compares a few steps on one and on several logical CPU devices, in float64 or bit by bit;
-    returns the exit code.
+    """Compares a few steps on one and on several logical CPU devices; returns the exit code.
 
-    With --verdict, as a child of `trainer.run.replica_check`, it writes what it found to that file
-    instead; with --paid it refuses what a job on several GPUs would refuse before it trains.
+    They are in float64, or have to agree bit by bit. With --verdict, as a child of
+    `trainer.run.replica_check`, it writes what it found to that file instead; with --paid it
+    refuses what a job on several GPUs would refuse before it trains.
     """
     if options.bits and not config.virtual_replicas:
         raise UserError(
@@ -191,8 +188,7 @@ def _check_replicas(config: TrainConfig, options: CheckOptions) -> int:
 
 
 def _check_gpus(config: TrainConfig, seconds: float) -> int:
-    """Checks this machine's GPUs, writes gpu_check.json to the job directory or here, and returns
-    the exit code."""
+    """Checks this machine's GPUs, writes gpu_check.json, and returns the exit code."""
     job_dir = open_job_dir(config) if config.job_dir or on_vertex() else None
     set_gpu_environment(cache_home(config.cache_dir) / "cuda")
     with quiet_start():

@@ -36,8 +36,7 @@ class EvaluateOptions(RunOptions):
 
 @command("starts from scratch", answers=True)
 def main(arguments: Sequence[str]) -> int:
-    """Evaluates the run's model, logs the values, writes them to --out if given, and returns the
-    exit code."""
+    """Evaluates the run's model, logs the values, writes --out, and returns the exit code."""
     run = read_request(EvaluateOptions, arguments, USAGE)
     set_verbose(run.options.verbose)
     out = local_path(run.options.out, "out") if run.options.out else None

@@ -88,8 +88,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def labels_of(label: str, classes: int) -> list[int]:
-    """Returns the classes that --label names, or all if it names none; [] for an unconditional
-    generator.
+    """Returns the classes of --label, by default all; [] for an unconditional generator.
 
     Raises UserError if the generator has no such class.
     """

@@ -58,8 +58,7 @@ class PlanFlags:
 
 
 def read_plan_request(arguments: Sequence[str]) -> Request[PlanFlags]:
-    """Returns the request of a command line. Raises UserError for a mistake, SystemExit(0) for
-    --help."""
+    """Returns the request of a command line, or raises UserError; SystemExit(0) for --help."""
     return parse_request(PlanFlags, arguments, _USAGE)
 
 

@@ -73,8 +73,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _predict_rows(arguments: Sequence[str]) -> int:
-    """Answers each line of a JSON Lines file as the server of the model does; returns the exit
-    code."""
+    """Answers each line of a JSON Lines file as the server does; returns the exit code."""
     args = parse_options(
         RowsOptions, arguments, Usage(USAGE.program, "RUN --rows_file=FILE --out=DIR")
     )

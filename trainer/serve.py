@@ -21,8 +21,7 @@ USAGE = Usage("python -m trainer.serve", "RUN [--port=8080] [--host=ADDRESS]", _
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
-    """Holds the options of `trainer.serve`; in a container of Vertex AI variables are their
-    defaults."""
+    """Holds the options of `trainer.serve`; a container's variables are their defaults."""
 
     run: str = setting(
         "", "a job directory or its model/; also at gs://", metavar="RUN", positional=True

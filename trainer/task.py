@@ -21,8 +21,7 @@ from trainer.user_code.command import command, quiet_start  # noqa: E402
 
 @command("resumes from the last checkpoint")
 def main(arguments: Sequence[str]) -> int:
-    """Resolves the settings, then prints them (--print_config) or runs the job. Returns the exit
-    code."""
+    """Resolves the settings, then prints them (--print_config) or runs the job."""
     # SIGTERM acts like Ctrl-C until training begins
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     request = resolve(arguments)

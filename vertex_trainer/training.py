@@ -171,8 +171,7 @@ def _fit_here(
     options: Mapping[str, Any],
     stream: TextIO | None,
 ) -> Fitted:
-    """Trains a keras.Model in this process, and returns how it went; the model has the trained
-    weights."""
+    """Trains a keras.Model in this process, in place, and returns how it went."""
     launched = importlib.import_module("trainer.run.launched")
     if threading.current_thread() is not threading.main_thread():
         raise UserError(
@@ -240,8 +239,7 @@ def _train(overrides: Overrides, stream: TextIO | None, progress: bool) -> RunRe
 
 
 def _progress_bar(progress: bool) -> Callable[[str], bool]:
-    """Returns a function that shows a line of progress as a bar in a notebook; it returns False for
-    other lines."""
+    """Returns a function that shows progress lines as a notebook's bar; False for others."""
     if not progress or "ipykernel" not in sys.modules:
         return lambda line: False
     display: Any = importlib.import_module("IPython.display")

@@ -35,12 +35,11 @@ def attach(
     backend: str = "",
     session: Session = SESSION,
 ) -> VertexJob:
-    """Returns the newest job with this name, number, display name or submission, whoever submitted
-    it.
+    """Returns the newest job with this name, number, display name or submission.
 
-    Without `job`, returns the last one submitted from this folder. `region`: where to look,
-    NAME,NAME; by default gcloud's region and those of the submissions from this folder. Raises
-    UserError if there is no such job.
+    It counts whoever submitted it. Without `job`, returns the last one submitted from this folder.
+    `region`: where to look, NAME,NAME; by default gcloud's region and those of the submissions from
+    this folder. Raises UserError if there is no such job.
     """
     # A job of a submission from this folder; one that was interrupted is found by its label.
     attempt = find_attempt(job)
@@ -155,8 +154,7 @@ def jobs(
 def jobs_by_region(
     options: JobsOptions, session: Session
 ) -> Iterator[tuple[str, list[JobStatus], int]]:
-    """Yields, for each region, its name, the jobs that `jobs` returns for it, and the number of all
-    its jobs."""
+    """Yields each region's name, the jobs that `jobs` returns for it, and how many it has."""
     newest_sent = find_attempt("")
     project = read_project(options.project)
     project = project or needed_project(newest_sent[1].project if newest_sent else "")

@@ -84,8 +84,7 @@ _TEXT_COLUMNS = 3  # the first of the columns, which hold text; the others hold 
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Returns the indices of the points that no other point dominates, in the order of their first
-    value.
+    """Returns the indices of the points that no other dominates, by their first value.
 
     A point dominates another if none of its two values is higher and one is lower.
     """
@@ -143,8 +142,7 @@ class Plan:
         return {*pareto_front([(offer.hours.middle, offer.usd.middle) for _, offer in self.offers])}
 
     def best(self, within: str | None = None, budget: float | None = None) -> OfferChoice:
-        """Returns the cheapest offer that ends `within` a time, such as "8h", for at most `budget`
-        USD.
+        """Returns the cheapest offer that ends `within` a time, as "8h", for at most `budget` USD.
 
         Prefers offers whose upper ends meet both limits; falls back to those whose middle does.
         Raises UserError if there is none.
@@ -190,8 +188,7 @@ class Plan:
         return self.brief()
 
     def brief(self, folder: str = "") -> str:
-        """Returns the same; if `folder` is given, its last line says that the whole plan is
-        there."""
+        """Returns the same; with a `folder`, the last line says that the whole plan is there."""
         answers = self.answers()
         width = max((len(answer.question) for answer in answers), default=0)
         lines = [
@@ -229,8 +226,7 @@ class Plan:
         return "\n".join(line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}…" for line in lines)
 
     def table(self) -> str:
-        """Returns a table of every offer, then of the tiers without any, with all answers and
-        notes."""
+        """Returns a table of every offer and of the tiers without any, with answers and notes."""
         return "\n".join(
             [
                 self.about,
@@ -260,8 +256,7 @@ class Plan:
         return json.dumps(content, indent=2) + "\n"
 
     def answers(self) -> list[Answer]:
-        """Returns the answers that a user wants first: does it fit, which tier is the cheapest,
-        which the fastest."""
+        """Returns the first answers: does it fit, which tier is the cheapest, which the fastest."""
         limits = self.within_hours, self.budget_usd
         half = [(forecast, offer) for forecast in self.in_bfloat16 for offer in forecast.offers]
         return [*answers(self.forecasts, self.offers, *limits, self.here_hours, half)]

@@ -49,8 +49,7 @@ _CODE = ("script", "module", "package")
 
 @dataclasses.dataclass(frozen=True)
 class VerbRequest(Generic[OptionsOfVerb]):
-    """Holds the options of a verb, the training or script that is to run, and the shell command for
-    the same."""
+    """Holds a verb's options, the training or script to run, and the shell command for it."""
 
     options: OptionsOfVerb
     program: Program
@@ -101,10 +100,10 @@ def call_verb(
     settings: Mapping[str, Value] | None,
     usage: Usage,
 ) -> VerbRequest[Options]:
-    """Returns the request of a Python call, the same as that of the command with these flags; None
-    is not given.
+    """Returns the request of a Python call: that of the command with these flags.
 
-    `keywords` holds options of `kind` and settings of the trainer, `settings` more of these.
+    None is not given. `keywords` holds options of `kind` and settings of the trainer, `settings`
+    more of these.
     """
     flag = next((tier for tier in map(str, tiers) if tier.startswith("-")), "")
     if flag:
@@ -129,8 +128,7 @@ def call_verb(
 
 
 def _folder(values: Mapping[str, Any]) -> str:
-    """Returns the folder that is searched first for the functions of the user's package; "" without
-    one."""
+    """Returns the folder of the user's package, which is searched first; "" without one."""
     return str(expanded(str(values["package"])).resolve().parent) if values.get("package") else ""
 
 

@@ -21,8 +21,7 @@ class Seconds(float):
 
 
 def seconds(text: str) -> Seconds:
-    """Returns the seconds in a time such as 2h, 30m or 1d. Raises ValueError, with the rule, for
-    anything else."""
+    """Returns the seconds in a time such as 2h, 30m or 1d. Raises ValueError with the rule."""
     match = re.fullmatch(r"(\d{1,8}(?:\.\d{1,3})?)([smhd])", text)
     value = float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]] if match else 0.0
     if not 1 <= value <= 30 * 86400:

@@ -52,8 +52,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
 
 
 def examined(args: DoctorFlags, tiers: Sequence[Tier], session: Session) -> Iterator[Finding]:
-    """Yields a finding about each thing that a job needs; without a login or a project nothing else
-    is asked."""
+    """Yields a finding about each thing that a job needs; stops without a login or project."""
     project = read_project(args.project)
     region = read_region(args.region)
     if not project:

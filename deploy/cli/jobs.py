@@ -108,8 +108,7 @@ def run_jobs(arguments: Sequence[str], session: Session = SESSION) -> int:
 
 
 def run_watch(arguments: Sequence[str], session: Session = SESSION) -> int:
-    """Prints states and logs of a job until it ends, and returns the exit code for its final
-    state."""
+    """Prints states and logs of a job until it ends, and returns the exit code of its end."""
     summary = "Shows states and logs of a job until it ends; Ctrl-C leaves it running."
     args = parse_options(JobFlags, arguments, verb_usage("watch", "[JOB]", summary))
 

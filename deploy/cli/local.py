@@ -49,8 +49,7 @@ class LocalFlags(CodeOptions):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the job to its end and returns the exit code of its chief, or of the worker that failed
-    it."""
+    """Runs the job and returns the exit code of its chief, or of a worker that failed."""
     request = parse_verb(
         LocalFlags, arguments, verb_usage("local", "TIER --recipe=NAME [any trainer flag]", __doc__)
     )

@@ -98,13 +98,11 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _own_price(tier: Tier) -> Price:
-    """Returns the price of all machines of a tier; its list price is that of the strategy in the
-    tier's file."""
+    """Returns the price of all machines of a tier; the list price is by its file's strategy."""
     return dataclasses.replace(tier.price, list=tier.price.under(tier.strategy))
 
 
 def _prices(price: Price) -> list[str]:
-    """Returns the list price and the spot price as texts, ~ for an estimate and > for a lower
-    bound."""
+    """Returns list and spot price as texts, ~ for an estimate and > for a lower bound."""
     sign = ">" if price.lower_bound else "~" if price.inferred else ""
     return ["" if usd is None else f"{sign}{usd:.2f}" for usd in (price.list, price.spot)]

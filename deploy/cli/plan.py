@@ -25,8 +25,7 @@ class PlanCommand(PlanOptions):
 
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
-    """Plans, writes all files and only then prints, as a closed pipe ends the program. Returns the
-    exit code."""
+    """Plans, writes all files, then prints, as a closed pipe ends the program."""
     request = parse_verb(PlanCommand, arguments, USAGE)
     flags = request.options
     out = local_path(flags.out, "out")

@@ -105,16 +105,14 @@ def run_report(arguments: Sequence[str]) -> int:
 
 
 def run_track(arguments: Sequence[str]) -> int:
-    """Sends finished runs to trackers, except what a tracker already has, and returns the exit
-    code."""
+    """Sends to trackers what they lack of finished runs, and returns the exit code."""
     args = parse_options(TrackFlags, arguments, _TRACK)
     tracked_runs.track_runs(args.runs, args.track)
     return DONE
 
 
 def run_register(arguments: Sequence[str], session: Session = SESSION) -> int:
-    """Registers a run's model as a version, unless it is one already, and moves the alias if one is
-    given."""
+    """Registers a run's model as a version, once, and moves the alias if one is given."""
     args = parse_options(RegisterFlags, arguments, _REGISTER)
     name = checked_name(args.name)
     if args.alias and not re.fullmatch(r"[a-z][a-zA-Z0-9-]{0,126}[a-z0-9]", args.alias):

@@ -43,8 +43,7 @@ class SubmitFlags(SubmitOptions):
 
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
-    """Submits one job, on the first tier and region with machines for it, or shows it. Returns the
-    exit code."""
+    """Submits one job, on the first tier and region with machines, or shows it."""
     request = parse_verb(SubmitFlags, arguments, USAGE)
     flags = request.options
     both = "contradict each other"
@@ -107,8 +106,7 @@ def send_and_follow(submission: SubmittedJob, flags: Any, verb: str) -> int:
 
 
 def write_command(submission: SubmittedJob, flags: Any) -> int:
-    """Writes the spec of the job to a file, uploads its packages and prints the command that sends
-    it."""
+    """Writes the job's spec, uploads its packages and prints the command that sends it."""
     job = submission.jobs[0]
     file = local_path(flags.out, "out")
     make_writable(file.parent, "out")

@@ -182,8 +182,7 @@ class SubmittedJob(VertexJob):
         self._backend = self._open(attempt.project, attempt.region)
 
     def follow(self, print_line: PrintLine = show) -> JobStatus | None:
-        """Follows the job as `wait` does, and prints its log by `print_line`; returns None after
-        Ctrl-C."""
+        """Follows the job as `wait` does, and prints its log; returns None after Ctrl-C."""
         with api_errors(self.gcp):
             while True:
                 backend = self.backend
@@ -220,8 +219,7 @@ class SubmittedJob(VertexJob):
         return status
 
     def finish(self, print_line: PrintLine = show) -> None:
-        """Sends the job unless it has succeeded before, follows it, and returns once it has
-        succeeded.
+        """Sends the job unless it has succeeded before, and follows it until it has.
 
         Raises KeyboardInterrupt after Ctrl-C, while the job goes on, and UserError or PlatformFault
         with the job's exit code if it failed.

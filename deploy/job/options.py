@@ -105,8 +105,7 @@ class CodeOptions:
 
 @options_class
 class JobOptions(CodeOptions):
-    """Holds the options of a job of Vertex AI beside its tier and program, money in USD and times
-    in seconds.
+    """Holds a job's options beside its tier and program, in USD and seconds.
 
     Its first ten, up to `secret`, change the tier's CustomJobSpec (`deploy.job.spec.machine_spec`),
     so that nobody copies its file to change a word. The last five are options of `submit`, which

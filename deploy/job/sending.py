@@ -56,8 +56,7 @@ def cancel_and_wait(backend: Platform, name: str) -> JobStatus:
 
 
 def originals(jobs: Sequence[JobStatus]) -> dict[str, JobStatus]:
-    """Returns, by the name of each job of one submission, oldest first, the job that it duplicates,
-    or itself.
+    """Returns the job that each job of a submission, oldest first, duplicates, or itself.
 
     A job that was created before an older one was over is its duplicate. One that was created later
     is none: somebody ran the printed command again.
@@ -99,8 +98,7 @@ SILENT_S = 300.0
 
 
 class Creation:
-    """Creates a job, as the next attempt of a submission, in a job directory that it reserves for
-    this submission."""
+    """Creates the next job of a submission, in a job directory that it reserves."""
 
     def __init__(self, job: Job, record: Submission, open_backend: OpenBackend) -> None:
         project = job.gcp.project
@@ -196,8 +194,7 @@ class Creation:
             tell(f"warning: {error}: make sure that no other job writes to {self._attempt.output}")
 
     def _request_job(self) -> None:
-        """Creates the job and records its name; after a lost response it looks for the job before
-        it sends another.
+        """Creates the job and records its name; after a lost response it first looks for the job.
 
         Raises JobUnknown if a job may have been created and none is listed, and UserError if
         another submission took the directory meanwhile, for example while this machine slept.

@@ -42,8 +42,7 @@ _NAMED = (
 
 
 def machine_spec(options: JobOptions, spec: Spec, name: str) -> tuple[Spec, str]:
-    """Returns the spec of a tier's file after the flags that change its machines, and for messages
-    `name` with these.
+    """Returns a tier's spec after the flags that change its machines, and its new name.
 
     Raises UserError if `spec` is malformed.
     """
@@ -118,8 +117,7 @@ def job_spec(
     output: str,
     limits: str,
 ) -> tuple[dict[str, Any], tuple[Package, ...], WorkerProgram]:
-    """Returns the spec of the job that runs `work` and writes to `output`, what is shipped for it,
-    and what its workers run.
+    """Returns the spec of a job that runs `work`, what is shipped, and what its workers run.
 
     `packages`: the user's and the trainer's, which may be in the image already; `limits`: those at
         which the job ends itself. Raises UserError for what would fail there.

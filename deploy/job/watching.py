@@ -59,8 +59,7 @@ class LogTail:
         self._last_error = ""  # the last one printed, so that it is printed once
 
     def print_new(self, retry_s: float = 0.0) -> None:
-        """Prints new entries; errors do not end the watch, because the next read returns the same
-        entries."""
+        """Prints new entries; after an error the next read returns the same entries."""
         try:
             logs = partial(self._backend.logs, self._name, max(self._newest - LATE_S, 0.0))
             entries = retried(logs, self._backend.clock, retry_s)
@@ -210,8 +209,7 @@ _UNREADABLE = (UserError, PlatformFault, ValueError, AttributeError, TypeError)
 
 
 def with_bill(status: JobStatus, now: float) -> JobStatus:
-    """Returns the status of `with_stop_reason`, and records the time and cost of a job that is over
-    in its directory.
+    """Returns the status of `with_stop_reason`; records an ended job's time and cost.
 
     The time is that from its start to its end, with all restarts; the cost is in USD, null without
     a price label. Nothing is recorded if the directory cannot be written.
@@ -230,8 +228,7 @@ def with_bill(status: JobStatus, now: float) -> JobStatus:
 
 
 def with_stop_reason(status: JobStatus) -> JobStatus:
-    """Returns the status of a job, STOPPED with the reason if its result.json says that it ended
-    itself."""
+    """Returns the status; STOPPED, with the reason, if result.json says the job ended itself."""
     with suppress(*_UNREADABLE):
         if status.state == "SUCCEEDED" and status.limited:
             result = json.loads(_read(status, RESULT))
@@ -251,8 +248,7 @@ RECENT = 10  # reports from which the speed is computed
 
 
 class LiveLines:
-    """Makes the lines of progress of a running job: step and cost, at most every LIVE_S, and each
-    problem once."""
+    """Makes lines of progress: step and cost, at most every LIVE_S, and each problem once."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -260,8 +256,7 @@ class LiveLines:
         self._printed = set[str]()
 
     def lines(self, status: JobStatus) -> Iterator[str]:
-        """Yields the lines that are due, and the link of an interactive shell as soon as there is
-        one."""
+        """Yields the lines that are due, and the link of an interactive shell once there is one."""
         news = {uri: f"a shell in {worker}: {uri}" for worker, uri in status.shells.items()}
         # Another program's job may have no job directory.
         if status.state == "RUNNING" and status.output and self._clock.now() >= self._due:
@@ -286,8 +281,7 @@ class LiveLines:
 
 
 def summary(entries: Sequence[StatsEntry], total_steps: int) -> str:
-    """Returns the progress of a run in words, from the entries of its stats.jsonl; "" if it has not
-    reported."""
+    """Returns a run's progress in words, from its stats.jsonl; "" without a report."""
     reports = [entry for entry in entries if entry["kind"] == "report"]
     reports = [report for report in reports if number(report.get("seconds")) is not None]
     if not reports:

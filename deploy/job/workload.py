@@ -71,8 +71,7 @@ class _OnTier:
 
 @dataclasses.dataclass(frozen=True)
 class Training(_OnTier):
-    """Holds what is to be trained on a tier: the flags that were given, and the settings they
-    resolve to there."""
+    """Holds a training on a tier: the given flags, and the settings that follow there."""
 
     overrides: Overrides
     config: TrainConfig
@@ -238,8 +237,7 @@ SPOT_INTERVAL_S = 15 * 60  # the most work that a preemption should cost
 
 
 def check_devices(tier: Tier, config: TrainConfig) -> None:
-    """Raises UserError unless a chief and identical workers can train on the tier, and the batch
-    divides over them."""
+    """Raises UserError unless the tier can train, and the batch divides over its workers."""
     pools = tier.spec["workerPoolSpecs"]
     if len(pools) > 2:
         raise UserError(

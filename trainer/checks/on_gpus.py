@@ -99,8 +99,7 @@ def float32_limits(control: Differences) -> Differences:
 
 
 def too_far(found: Differences, limits: Differences) -> str:
-    """Returns text on the differences that are above their limits, if they have one; "" if there
-    are none."""
+    """Returns text on the differences above their limits, "" if there are none."""
     return ", ".join(
         f"{kind} differ by {found[kind]:.1e}, more than {most:.1e}"
         for kind, most in limits.items()
@@ -218,8 +217,10 @@ def first_steps(
 def runner_and_rows(
     setup: TrainingSetup, order: int | None = None, *, compiled: bool = False
 ) -> tuple[StepRunner, Any]:
-    """Returns a step runner and its rows. order: the seed by which rows and draws of each
-    micro-batch are permuted."""
+    """Returns a step runner and its rows.
+
+    order: the seed by which rows and draws of each micro-batch are permuted.
+    """
     runner = setup.step_runner(compiled=compiled)
     if order is None:
         return runner, setup.rows_from(0)
@@ -254,8 +255,7 @@ def runner_and_rows(
 
 
 def steps_per_second(run: Callable[[int], float], seconds: float) -> float:
-    """Returns the median steps per second of `run(steps)`, in calls so long that the overhead of a
-    call vanishes."""
+    """Returns the median steps per second of `run(steps)`, in long calls."""
     count = 1
     spent = list[float]()
     until = time.monotonic() + seconds
@@ -291,8 +291,7 @@ _HEADER = (
 
 @dataclass
 class Row:
-    """Holds one line of the table: a variant, its difference from `against`, its cost, and what is
-    wrong with it."""
+    """Holds a line of the table: a variant, its difference, its cost, and what is wrong."""
 
     name: str
     devices: int
@@ -359,8 +358,7 @@ class GpuCheck:
 
 
 def check_on_gpus(config: TrainConfig, seconds: float) -> dict[str, Any]:
-    """Checks all devices, logs a table and what is wrong, and returns the content of
-    gpu_check.json.
+    """Checks all devices, logs a table, and returns the content of gpu_check.json.
 
     seconds: how long to measure each speed. Without GPUs, two logical CPU devices are checked
         instead.
@@ -406,8 +404,7 @@ def wrong_sums(devices: Sequence[str]) -> list[str]:
 
 
 def variants(count: int) -> tuple[list[Variant], list[str]]:
-    """Returns the variants to compare with float32 on one of `count` devices, and a line for each
-    that is left out."""
+    """Returns the variants to compare on `count` devices, and a line for each left out."""
     left_out = []
     kinds = [
         Variant("float32", 1),
@@ -427,8 +424,7 @@ def variants(count: int) -> tuple[list[Variant], list[str]]:
 
 
 def checked(config: TrainConfig, every: Replicas, seconds: float) -> GpuCheck:
-    """Trains the first steps in each variant, on all devices and on one of them, and returns how
-    they compare."""
+    """Trains the first steps in each variant, on all devices and on one, and compares them."""
     set_precision_and_seed(replace(config, precision="float32"))
     count = every.count
     wrong = []

@@ -69,8 +69,7 @@ def augmentation(config: TrainConfig) -> Change | None:
 
 
 def check_class_weight(weights: Mapping[int, float], y: Any, classes: int) -> None:
-    """Raises UserError for the weight of a class that the model does not have, and for targets that
-    are no classes.
+    """Raises UserError for the weight of an unknown class, or targets that are no classes.
 
     y: the targets of some rows; classes: the number of classes; 0 if it is not known.
     """

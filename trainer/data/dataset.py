@@ -83,8 +83,7 @@ class Dataset:
 
     @property
     def input_spec(self) -> Nest:
-        """Returns the tf.TensorSpec of a model's input, in the structure of x: any number of rows,
-        images in floatx."""
+        """Returns the tf.TensorSpec of a model's input, as x, of any number of rows."""
         if self.holds_images:
             return tf.TensorSpec((None, *self.image_shape), keras.config.floatx(), name="images")
         return tf.nest.map_structure(
@@ -92,8 +91,7 @@ class Dataset:
         )
 
     def step_data(self, parts: tuple[Nest, ...]) -> Any:
-        """Returns the argument of train_step and test_step, as `fit` passes it: x, (x, y) or (x, y,
-        sample_weight)."""
+        """Returns the argument of train_step and test_step: x, (x, y) or (x, y, sample_weight)."""
         x, *others = parts
         if self.holds_images:
             x = tf.cast(x, keras.config.floatx())
@@ -101,8 +99,7 @@ class Dataset:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Replaces TensorFlow's errors in the block by the exception of the examples behind them,
-        or by a UserError."""
+        """Replaces TensorFlow's errors in the block by those of the examples, or by a UserError."""
         parts = [*filter(None, (self.train, self.evaluation))]
         try:
             yield

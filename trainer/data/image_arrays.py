@@ -223,8 +223,7 @@ def is_idx(path: Path) -> bool:
 
 
 def load_idx(config: TrainConfig, path: Path) -> Dataset:
-    """Returns the dataset of a folder with train-* and perhaps t10k-* files, or of one images file
-    without labels."""
+    """Returns the dataset of a folder with train-* files, or of one file of images alone."""
     if not path.is_dir():
         return arrays_dataset(config, _read_idx(path, 3), None)
     image_files = [_find_idx(path, name) for name in _IDX_IMAGES]

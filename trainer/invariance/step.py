@@ -60,8 +60,7 @@ class Philox:
         )
 
     def rows(self, seed: Any, first_row: Any, rows: int, shape: Sequence[Any]) -> Any | None:
-        """Draws only the `rows` rows from `first_row` on, a multiple of it, of a draw of (…,
-        *shape).
+        """Draws only `rows` rows from `first_row` on, a multiple of it, of a draw of (…, *shape).
 
         Returns None if these rows may not begin with a block of the counter, or if their size is
         not known.

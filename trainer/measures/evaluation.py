@@ -39,8 +39,7 @@ MOST_CLASSES = 1000  # of a confusion matrix
 
 
 def counted_classes(model: keras.Model) -> int:
-    """Returns the number of classes of a model with one output and sparse categorical
-    cross-entropy; 0 of any other."""
+    """Returns the classes of a model with sparse categorical cross-entropy alone, else 0."""
     loss = ModelInterface.of(model).loss
     sparse = (
         isinstance(loss, keras.losses.SparseCategoricalCrossentropy) and loss.ignore_class is None
@@ -56,8 +55,7 @@ def counted_classes(model: keras.Model) -> int:
 
 
 def confusion(labels: Any, outputs: Any) -> Any:
-    """Returns the confusion matrix, (true classes, predicted classes): float64 counts, which add up
-    exactly.
+    """Returns the confusion matrix, (true classes, predicted classes), as exact float64.
 
     labels: (rows,) or (rows, 1); outputs: (rows, classes).
     """
@@ -79,8 +77,7 @@ class Totals(NamedTuple):
     confusion: Any  # (classes, classes); (0, 0) if it is not counted
 
     def apply(self, function: Callable[..., Any], *others: "Totals") -> "Totals":
-        """Returns the totals with `function` applied to each array, and to the same array of
-        `others`."""
+        """Returns the totals with `function` applied to each array and its `others`."""
         return cast(Totals, tf.nest.map_structure(function, self, *others))
 
 
@@ -118,8 +115,7 @@ class Evaluation:
         self._updated: set[int] = set()
 
     def of(self, examples: AnyExamples) -> "Evaluation":
-        """Returns itself for other examples of the same kind, for which what it has traced serves,
-        too."""
+        """Returns itself for other examples of the same kind, and keeps what it has traced."""
         self.examples, self._batches = examples, math.ceil(examples.count / self.batch_size)
         vars(self).pop("_takers", None)
         return self
@@ -140,8 +136,7 @@ class Evaluation:
         return {f"val_{name}": number for name, number in numbers_of(self.results()).items()}
 
     def results(self) -> dict[str, Any]:
-        """Returns what `evaluate` returns, by name: an array for each value. Every worker must call
-        it."""
+        """Returns what `evaluate` returns, as arrays by name. Every worker must call it."""
         replicas = self.replicas
         takers = self._takers
         indices = range(replicas.first, min(replicas.first + replicas.local, takers))
@@ -190,8 +185,7 @@ class Evaluation:
 
     @cached_property
     def _takers(self) -> int:
-        """Returns the number of replicas that take batches: 1 if a metric's variables do not add up
-        over batches."""
+        """Returns how many replicas take batches: 1 if a metric's variables do not add up."""
         if self.replicas.count == 1 or self._batches == 1:
             return 1
         adds_up = None
@@ -237,8 +231,7 @@ class Evaluation:
 
     @cached_property
     def _others(self) -> list[str]:
-        """Returns the names of the values of test_step that are no metrics and are averaged over
-        rows."""
+        """Returns the names of test_step's values that are no metrics: they are averaged."""
         if not (has_own(self.model, "test_step") or has_own(self.model, "compute_metrics")):
             return []
         specs = [tf.TensorSpec(variable.shape, variable.dtype) for variable in self._variables]
@@ -269,8 +262,7 @@ class Evaluation:
     def _run_each(
         self, iterators: list[Any], totals: list[Totals], counts: list[int]
     ) -> list[Totals]:
-        """Runs `counts` batches, a number for each device; returns the new totals when the devices
-        are done."""
+        """Runs `counts` batches, a number for each device, and returns the new totals."""
         after = self._run(iterators, totals, [tf.constant(count) for count in counts])
         return [device.apply(np.asarray) for device in after]
 
@@ -358,8 +350,7 @@ class Evaluation:
 def evaluation(
     model: keras.Model, replicas: Replicas, dataset: Dataset, batch_size: int
 ) -> Evaluation | None:
-    """Returns the evaluation of `model`; None without evaluation examples, or if the model has
-    nothing to evaluate.
+    """Returns the evaluation of `model`; None without examples or anything to evaluate.
 
     It needs a loss in compile(), or a test_step of its own.
     """

@@ -59,8 +59,7 @@ def answered_by_replicas(replicas: Replicas, **others: Callable[..., Any]) -> It
 
 
 def _on_batch(replicas: Replicas, name: str, original: Any, *given: Any, **named: Any) -> Any:
-    """Does what Keras's method of one batch does. Raises UserError within a step, and on several
-    replicas."""
+    """Does what Keras's one-batch method does; refused in a step and on several replicas."""
     if tf.inside_function():
         raise UserError(
             f"{name} is called within a step, which is itself one: compute the gradients there by"
@@ -96,8 +95,7 @@ def _save(
 
 
 def _evaluate(replicas: Replicas, *given: Any, **named: Any) -> Any:
-    """Does what `keras.Model.evaluate` does with these arguments, over all replicas; every worker
-    must call it.
+    """Does what `keras.Model.evaluate` does, over all replicas; every worker must call it.
 
     The metrics of the epoch that trains stay as they are.
     """
@@ -146,8 +144,7 @@ def _predict(replicas: Replicas, *given: Any, **named: Any) -> Any:
 def _kept(
     model: keras.Model, replicas: Replicas, kind: tuple[Any, ...], make: Callable[[], Any]
 ) -> Any:
-    """Returns what `make` has traced for calls of this kind, until the model is compiled anew, as
-    in Keras."""
+    """Returns what `make` has traced for such calls, until the model is compiled again."""
     key = (*kind, *map(id, (replicas, *model.metrics)))
     kept = vars(model).setdefault("__answers", {})  # of the model, with which it is forgotten
     if key not in kept:
@@ -163,8 +160,7 @@ def _arguments(signature: inspect.Signature, given: Any, named: Any) -> dict[str
 
 
 def _examples(name: str, call: dict[str, Any], *others: Any) -> tuple[Any, int]:
-    """Returns the examples of a call, and how many rows their batches have; others: y and
-    sample_weight."""
+    """Returns the examples of a call, and their batch size; others: y and sample_weight."""
     steps = call["steps"]
     examples, size = examples_of_fit(
         name, call["x"], *others, batch_size=call["batch_size"], steps=steps

@@ -23,8 +23,7 @@ def predict(
     batch_size: int,
     step_data: Callable[[tuple[Any, ...]], Any],
 ) -> Any:
-    """Returns what predict_step gives for all rows, in their order: tensors (rows, …) in the nest
-    of its outputs.
+    """Returns predict_step's outputs for all rows, in order: tensors (rows, …) in its nest.
 
     The examples are cut into batches as `model.predict(…, batch_size=…)` cuts them, the last one is
     filled up, and the replicas of this machine take whole batches in turn: a row's output does not
@@ -42,8 +41,7 @@ def round_of(
     batch_size: int,
     step_data: Callable[[tuple[Any, ...]], Any],
 ) -> Callable[[list[Any]], list[Any]]:
-    """Returns a function from the iterators of replicas to what predict_step gives for the next
-    batch of each."""
+    """Returns a function from replicas' iterators to predict_step of the next batch of each."""
 
     def filled(leaf: Any) -> Any:  # repeats the last row of the last batch
         more = tf.repeat(leaf[-1:], batch_size - tf.shape(leaf)[0], axis=0)
@@ -98,8 +96,7 @@ def outputs_of(model: keras.Model, x: tuple[Any, ...]) -> Any:
 
 
 def outputs_of_calls(model: keras.Model, x: tuple[Any, ...], calls: int) -> list[Any]:
-    """Returns what several calls of predict_step give for (x,), each from the first state of
-    stateful layers."""
+    """Returns several predict_steps of (x,), each from the first state of stateful layers."""
     outputs = []
     with keras.StatelessScope():
         for _ in range(calls):
@@ -111,8 +108,7 @@ def outputs_of_calls(model: keras.Model, x: tuple[Any, ...], calls: int) -> list
 
 
 def named_outputs(outputs: Any, names: Sequence[str]) -> Iterator[tuple[str, Array]]:
-    """Yields (name, array) for each array in a nest of outputs; raises UserError for one that holds
-    no numbers.
+    """Yields (name, array) for each array in a nest of outputs, or raises UserError.
 
     A single output is `predictions`. Others have `names`, those of the model's outputs, or their
     keys in the nest, or output_N by position; names of inner nests are joined by dots.

@@ -20,8 +20,7 @@ from trainer.models.optimizers import learning_rate
 
 
 def head(config: TrainConfig, dataset: Dataset) -> keras.layers.Layer:
-    """Returns the last layer, one logit per class; raises UserError if the data has no labels or
-    only one class."""
+    """Returns the last layer, one logit per class, or raises UserError without two classes."""
     classes = number_of_classes(config, dataset, f"model={config.model}", "a classifier")
     return layers.Dense(classes, dtype=full_precision(), name="logits")
 
@@ -52,8 +51,7 @@ def compile_classifier(
     optimizer: Callable[[Any], Any],
     later: tuple[int, float] | None = None,
 ) -> keras.Model:
-    """Compiles `model` with cross-entropy, accuracy and the optimizer at the run's learning rate,
-    and returns it.
+    """Compiles `model` with cross-entropy, accuracy and the optimizer, and returns it.
 
     later: (step, the learning rate from that step on).
     """
@@ -72,8 +70,7 @@ def compile_classifier(
 
 
 def mlp(config: MLPConfig, dataset: Dataset) -> keras.Model:
-    """Maps (rows, image_size, image_size, channels) pixels to (rows, classes) logits; two hidden
-    layers, Adam."""
+    """Maps (rows, image_size, image_size, channels) to (rows, classes) by two hidden layers."""
     images = keras.Input(dataset.image_shape, name="images")
     x = layers.Flatten()(layers.Rescaling(1 / 255)(images))
     for depth in range(2):
@@ -85,8 +82,7 @@ def mlp(config: MLPConfig, dataset: Dataset) -> keras.Model:
 
 
 def cnn(config: CNNConfig, dataset: Dataset) -> keras.Model:
-    """Maps pixels to logits by two convolutions, pooling, three convolutions, pooling and 128
-    units; with RMSprop.
+    """Maps pixels to logits by 2 convolutions, pooling, 3 convolutions, pooling, 128 units.
 
     At width 128 it is the MNIST network of an article on training with several cloud GPUs, with the
     same RMSprop.
