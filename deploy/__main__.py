@@ -126,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return USER_MUST_CHANGE
     except KeyboardInterrupt as interrupt:
         if not interrupt.args:  # with arguments, the verb has already said what became of its job
-            print("stopped: run the same command again to go on", file=sys.stderr)
+            print("stopped: run the same command again to continue", file=sys.stderr)
         return INTERRUPTED
     return code
 

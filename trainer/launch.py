@@ -37,7 +37,7 @@ USAGE = Usage(
     "[--flag=value …] SCRIPT.py [the script's own arguments]",
     "Runs a script that calls `model.fit` on one device, several GPUs or several machines, with the"
     " same numbers.",
-    "The script needs no change. Run the same command again to go on after an interruption.",
+    "The script needs no change. Run the same command again to continue after an interruption.",
     ("job_dir", "replicas", "precision", "checkpoint_every_steps", "max_minutes", "seed"),
 )
 

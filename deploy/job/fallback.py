@@ -171,7 +171,7 @@ class SubmittedJob(VertexJob):
             last_job = self.record.attempts[-1].job
             raise UserError(
                 f"max_cost={max_cost:g}: {spent:.2f} USD of it are spent, the last by {last_job},"
-                f" and the rest starts no job: to go on, raise it, with --job_dir={job.output}"
+                f" and the rest starts no job: to continue, raise it, with --job_dir={job.output}"
             ) from None
 
     def _set_job(self) -> None:

@@ -114,7 +114,7 @@ class JobOptions(CodeOptions):
 
     service_account: str = setting("", "the account that the jobs run as", "EMAIL")
     network: str = setting("", "projects/NUMBER/global/networks/NAME, peered", "NAME")
-    spot: bool = setting(False, "on spot machines: cheaper, and they may be taken away")
+    spot: bool = setting(False, "on spot machines, which are cheaper and may be taken away")
     flex_start: bool = setting(
         False,
         "as FLEX_START, which waits for machines (--max_wait), and is cheaper",
@@ -166,7 +166,7 @@ class JobOptions(CodeOptions):
     prices: str = setting("", "YAML of your own prices, in USD an hour", "FILE")
     max_cost: float | None = setting(
         None,
-        "the most that a job may cost, each job of a comparison: it is stopped when that is spent",
+        "the most that a job, or each job of a comparison, may cost: it is stopped there",
         "USD",
         once=True,
         unit="USD",
@@ -182,13 +182,13 @@ class JobOptions(CodeOptions):
     )
     stop_if_idle: float = setting(
         0.0,
-        "the job saves and ends itself when all its GPUs are below 10 % for so long, as 30m",
+        "the job saves and ends itself when all its GPUs stay below 10 % for this time, as 30m",
         "TIME",
         read=seconds,
     )
     stop_if_over: float = setting(
         0.0,
-        "the job saves and ends itself after so many times the upper end of its plan, in hours or"
+        "the job saves and ends itself at this multiple of its plan's upper end, in hours or"
         " USD, as 1.5",
         "FACTOR",
         minimum=1,

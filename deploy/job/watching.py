@@ -198,7 +198,7 @@ def watch_job(
         and exit_code(status) in (INTERRUPTED, FAULT)
     ):
         say(
-            "to go on from its last checkpoint, if it saved one: "
+            "to continue from its last checkpoint, if it saved one: "
             f"{'the same command, elsewhere ' * (status.state == STOPPED)}"
             f"the same command with --job_dir={status.output}"
         )

@@ -448,8 +448,8 @@ def finish(run: TrainingRun, control: Control) -> int:
         return DONE  # Vertex AI would restart any other exit code
     if spent:
         log.warning(
-            f"the budget of {job.config.max_minutes:g} minutes is spent: --max_minutes has to be"
-            " more to go on"
+            f"the budget of {job.config.max_minutes:g} minutes is spent: raise --max_minutes to"
+            " continue"
         )
     if not job.cluster.is_chief:
         return DONE

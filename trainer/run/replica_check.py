@@ -211,11 +211,11 @@ def act_on_verdict(verdict: ReplicaVerdict, *, allowed: bool, paid: bool = False
         line = f"one replica and two were not compared before training: {verdict.reason}"
         line = f"{line}; {lines}" if lines else line
         if verdict.fault and not allowed:
-            raise PlatformFault(f"{line}: --allow_replica_dependence trains all the same")
+            raise PlatformFault(f"{line}: --allow_replica_dependence trains anyway")
         if paid and verdict.not_compared and not allowed:
             raise UserError(
-                f"{line}: compare them at your desk (python -m trainer.check with the same flags),"
-                " then pay for several replicas with --allow_replica_dependence"
+                f"{line}: compare them on your machine (python -m trainer.check with the same"
+                " flags), then pay for several replicas with --allow_replica_dependence"
             )
         log.warning(line)
 

@@ -74,7 +74,7 @@ class RunOptions:
     run: str = setting(meaning="a job directory; also at gs://", metavar="RUN", positional=True)
     checkpoint: str = setting(
         "",
-        f"weights of this checkpoint, {NEWEST} or {BEST} (default: those of the template model in"
+        f"weights of this checkpoint, {NEWEST} or {BEST} (default: those of the saved model in"
         f" {MODEL}/)",
         metavar="STEP",
     )

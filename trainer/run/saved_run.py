@@ -82,7 +82,7 @@ def predict_run(run: RequestedRun) -> tuple[dict[str, Any], int]:
     weights = weights_path(run)
     replicas = _replicas(config)
     batch = config.evaluation_batch
-    log.info(f"predicts by {weights}, {batch} rows at a time, on {', '.join(replicas.devices)}")
+    log.info(f"predicts with {weights}, {batch} rows at a time, on {', '.join(replicas.devices)}")
     set_precision_and_seed(config)
     network = _load_exported(run, weights, replicas)
     if network is None:
@@ -115,9 +115,7 @@ def weights_path(run: RequestedRun) -> Path:
     # A checkpoint is chosen by its step, as the newest, or as the best.
     checkpoints = {folder.name: folder for folder in checkpoint_folders(run.folder / CHECKPOINTS)}
     if not checkpoints:
-        raise UserError(
-            f"{run.name} has no checkpoint: leave out --checkpoint to use the template model"
-        )
+        raise UserError(f"{run.name} has no checkpoint: leave out --checkpoint to use its model/")
     newest = [*checkpoints][-1]
     if choice == NEWEST:
         name = newest

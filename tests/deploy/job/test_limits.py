@@ -163,7 +163,7 @@ def test_what_a_job_spent_until_its_timeout_is_spent_for_the_next_tier_and_the_s
     typed("submit", *command, code=75)
     shown = typed("submit", *command, code=2)
     assert "max_cost=5: 5.00 USD of it are spent, the last by " in shown
-    assert f"to go on, raise it, with --job_dir={output_of(first)}" in shown
+    assert f"to continue, raise it, with --job_dir={output_of(first)}" in shown
     assert len(cloud.jobs) == 3
 
 
