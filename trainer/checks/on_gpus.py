@@ -39,7 +39,7 @@ from trainer.run.training_setup import TrainingSetup, set_precision_and_seed, se
 from trainer.training.checkpoint import assign_values, of_networks, snapshot, variables_of
 from trainer.training.steps import StepRunner, nodes_of
 
-ORDERS = (7, 8)  # seeds of the orders of rows that make the control
+PERMUTATION_SEEDS = (7, 8)  # of the orders of rows that make the control
 TIMES_CONTROL = 3.0  # allowed multiple of the control
 # A control, the difference that the same steps show with the rows of each batch in another order,
 # is chance below this: the spacing of float32, and more for losses and norms, where differences may
@@ -143,14 +143,15 @@ def first_steps(
     start: dict[str, npt.NDArray[Any]],
     variant: Variant,
     replicas: Replicas,
-    order: int | None = None,
+    permutation_seed: int | None = None,
     seconds: float = 0.0,
 ) -> tuple[Trained, Cost]:
     """Trains the first steps of the model in one variant; returns their result and their cost.
 
-    start: the weights to start from; if it is empty, it gets those of this variant. order: the seed
-        of another order of the rows and draws of each global batch; only for one replica. seconds:
-        how long to measure the speed, by further steps.
+    start: the weights to start from; if it is empty, it gets those of this variant.
+    permutation_seed: the seed of another order of the rows and draws of each global batch; only
+        for one replica.
+    seconds: how long to measure the speed, by further steps.
     """
     gc.collect()  # frees the previous variant, whose traced function and model refer to each other
     log.info(f"{variant.name} on {', '.join(replicas.devices)} …")
@@ -174,7 +175,7 @@ def first_steps(
         refresh_normalization(setup.model)
     else:
         start.update(snapshot(weights))
-    runner, rows = runner_and_rows(setup, order, compiled=variant.jit_compile == "true")
+    runner, rows = runner_and_rows(setup, permutation_seed, compiled=variant.jit_compile == "true")
     before = _values(setup.model)
     began = time.monotonic()
     step = COMPARED_STEPS
@@ -215,25 +216,25 @@ def first_steps(
 
 
 def runner_and_rows(
-    setup: TrainingSetup, order: int | None = None, *, compiled: bool = False
+    setup: TrainingSetup, permutation_seed: int | None = None, *, compiled: bool = False
 ) -> tuple[StepRunner, Any]:
     """Returns a step runner and its rows.
 
-    order: the seed by which rows and draws of each micro-batch are permuted.
+    permutation_seed: the seed by which rows and draws of each micro-batch are permuted.
     """
     runner = setup.step_runner(compiled=compiled)
-    if order is None:
+    if permutation_seed is None:
         return runner, setup.rows_from(0)
     rows = setup.replicas.rows // setup.replicas.micro_batches
-    permutation = np.random.default_rng(order).permutation(rows)
+    permutation = np.random.default_rng(permutation_seed).permutation(rows)
 
-    def in_order(values: Any, axis: int = 0) -> Any:
+    def permuted_rows(values: Any, axis: int = 0) -> Any:
         firsts = np.arange(0, values.shape[axis], rows)
         return tf.gather(values, (firsts[:, None] + permutation).ravel(), axis=axis)
 
     class Reordered(StepContext):
         def draw(self, *arguments: Any, **named: Any) -> Any:
-            return in_order(super().draw(*arguments, **named))
+            return permuted_rows(super().draw(*arguments, **named))
 
         def draw_for_all(self, *arguments: Any, **named: Any) -> Any:
             drawn = super().draw_for_all(*arguments, **named)
@@ -243,12 +244,12 @@ def runner_and_rows(
             whole = (rows, *drawn.shape[1:])
             return tf.cond(
                 tf.equal(tf.shape(drawn)[0], rows),
-                lambda: in_order(tf.ensure_shape(drawn, whole)),
+                lambda: permuted_rows(tf.ensure_shape(drawn, whole)),
                 lambda: drawn,
             )
 
     def permuted(*parts: Any) -> Any:  # (replicas, batches, rows, …)
-        return tf.nest.map_structure(lambda part: in_order(part, axis=2), parts)
+        return tf.nest.map_structure(lambda part: permuted_rows(part, axis=2), parts)
 
     runner.context = Reordered
     return runner, iter(setup.batches_from(0).map(permuted))
@@ -441,7 +442,7 @@ def checked(config: TrainConfig, every: Replicas, seconds: float) -> GpuCheck:
     reference, _ = run(Variant(REFERENCE, 1, precision="float64"), cpu)
     on_cpu, _ = run(base, cpu)
     control = largest_of_each(
-        [differences(run(base, replicas[1], order)[0], alone) for order in ORDERS]
+        [differences(run(base, replicas[1], seed)[0], alone) for seed in PERMUTATION_SEEDS]
     )
     of_cpu = differences(on_cpu, reference)
     names = [name or "unknown" for name in gpu_names()]
