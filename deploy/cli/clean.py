@@ -20,7 +20,6 @@ from typing import Any
 
 from deploy.api.request import verb_usage
 from deploy.base.console import say
-from deploy.base.options import options_class
 from deploy.cli.output import JSON, write_document
 from deploy.job.options import JobOptions
 from deploy.platform import buckets
@@ -32,7 +31,7 @@ from deploy.platform.vertex_api import FINAL_STATES, parse_time
 from deploy.tiers.gcp_config import GcpConfig, checked_address, needed_project
 from deploy.tiers.machine_table import load_machines
 from trainer.base.errors import DONE
-from trainer.base.settings.fields import parse_options, setting, setting_of
+from trainer.base.settings.fields import options_class, parse_options, setting, setting_of
 from trainer.base.storage.gcs import connect
 
 UNUSED_S = 30 * 24 * 3600.0
