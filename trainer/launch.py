@@ -19,12 +19,15 @@ from trainer.base.errors import UserError  # noqa: E402
 from trainer.base.log import log, set_verbose  # noqa: E402
 from trainer.base.run_files.job_directory import open_job_dir, outputs  # noqa: E402
 from trainer.base.settings.fields import (  # noqa: E402
+    VERBOSE,
     Usage,
     fields_of,
     flag_name,
+    options_class,
     parse_command,
+    setting,
 )
-from trainer.base.settings.request import LAUNCH_SETTINGS, LaunchOptions  # noqa: E402
+from trainer.base.settings.request import LAUNCH_SETTINGS  # noqa: E402
 from trainer.base.settings.train_config import TrainConfig  # noqa: E402
 from trainer.base.storage.staging import cache_home, preflight  # noqa: E402
 from trainer.cluster.cluster_spec import read_cluster, set_gpu_environment  # noqa: E402
@@ -38,6 +41,16 @@ USAGE = Usage(
     "The script needs no change. Run the same command again to continue after an interruption.",
     ("job_dir", "replicas", "precision", "checkpoint_every_steps", "max_minutes", "seed"),
 )
+
+
+@options_class
+class LaunchOptions:
+    """Holds the flags of `trainer.launch` that are not settings of a run."""
+
+    launch: bool = setting(
+        False, "train by this package even if no call of Keras's fit is seen in the script"
+    )
+    verbose: bool = VERBOSE
 
 
 def read_launch(arguments: Sequence[str]) -> tuple[LaunchOptions, dict[str, Any], list[str]]:

@@ -53,12 +53,11 @@ class VerbRequest(Generic[OptionsOfVerb]):
     def command(self) -> str:
         """Returns the shell command for the same."""
         fields = fields_of(type(self.options))
-        values = {}
-        for name, field in fields.items():
-            value = getattr(self.options, name)
-            if name not in ANSWERS and value != default_of(field):
-                values[name] = value
-        flags = write_flags({**values, **self.program.values}, fields)
+        options = {name: getattr(self.options, name) for name in fields if name not in ANSWERS}
+        changed = {
+            name: value for name, value in options.items() if value != default_of(fields[name])
+        }
+        flags = write_flags({**changed, **self.program.values}, fields)
         words = self.program.words if isinstance(self.program, Script) else ()
         return shlex.join([*self.verb.split(), *flags, *["--"] * bool(words), *words])
 

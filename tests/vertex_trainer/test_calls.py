@@ -70,7 +70,7 @@ def test_a_call_is_the_command(
     words = ["l4x1", "--seed=7", *(f"--{name}={text}" for text in texts)]
     typed = asked(lambda: parse_verb(kind, words, usage))
     if isinstance(typed, str) and "unknown flag" in typed:
-        assert "unknown keyword" in called
+        assert "unknown setting" in called
     else:
         assert called == in_settings == typed
 

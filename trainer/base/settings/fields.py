@@ -30,6 +30,7 @@ BOOLEAN_WORDS = {
     **dict.fromkeys(("true", "yes", "on", "1"), True),
     **dict.fromkeys(("false", "no", "off", "0"), False),
 }
+_LARGEST = 2**31  # whole numbers are smaller: they end up in int32
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -42,7 +43,7 @@ class Seconds(float):
 
 # type -> its name in messages, and what --help shows for a value
 _TYPES = {
-    int: ("a whole number", "INT"),
+    int: (f"a whole number below {_LARGEST:,}", "INT"),
     float: ("a number", "NUMBER"),
     Seconds: ("a time of up to 30 days with its unit, as 30m, 2h or 1d", "TIME"),
     bool: ("true or false", "BOOL"),
@@ -55,7 +56,6 @@ _LIMITS = {
     "above": ("above", operator.gt),
     "maximum": ("at most", operator.le),
 }
-_LARGEST = 2**31  # whole numbers are smaller: they end up in int32
 _CLOSE = 0.6  # similarity by difflib from which a name is suggested in place of another
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
@@ -196,8 +196,6 @@ def coerce(field: Field, value: Any) -> Any:
         except (TypeError, ValueError, OverflowError):
             form = f", written as {rules['metavar']}" if rules["metavar"] and kind is dict else ""
             raise UserError(f"{name}={value!r} must be {_TYPES[kind][0]}{form}") from None
-    if kind is int and abs(result) >= _LARGEST:
-        raise UserError(f"{name}={value} must be below {_LARGEST:,}")
     choices = [as_text(choice) for choice in rules["choices"]]
     unit = f" {rules['unit']}" if rules["unit"] not in ("", name) else ""
     parts = [*result.values()] if kind is dict else result if kind is tuple else [result]
@@ -250,7 +248,8 @@ def _scalar(kind: type, value: Any) -> Any:
             raise ValueError
     else:
         number = float(value)
-        if not math.isfinite(number) or (kind is int and not number.is_integer()):
+        whole = number.is_integer() and abs(number) < _LARGEST
+        if not math.isfinite(number) or (kind is int and not whole):
             raise ValueError
     return kind(number)
 

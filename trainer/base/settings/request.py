@@ -79,7 +79,6 @@ class Overrides:
         functions = OwnSettings({name: named[name] for name in FUNCTIONS if name in named}, folder)
         origin = f"recipe={values.get('recipe', '')}"
         of_recipe = coerce_all(functions.fields, functions.without_others(recipe), origin)
-        _check_length(of_recipe, f"{origin}: ")
         typed = coerce_all(functions.fields, values)
         return cls(typed, of_recipe, functions, folder)
 
@@ -139,7 +138,6 @@ class Overrides:
         Raises UserError if a setting is missing or has no effect, or if settings contradict each
         other.
         """
-        _check_length(self.values)
         values = {**self.of_recipe, **self.values}
         for name, field in self.functions.fields.items():
             if default_of(field) is REQUIRED and name not in values:
@@ -230,16 +228,6 @@ LAUNCH_SETTINGS = (
 )
 
 
-@options_class
-class LaunchOptions:
-    """Holds the flags of `trainer.launch` that are not settings of a run."""
-
-    launch: bool = setting(
-        False, "train by this package even if no call of Keras's fit is seen in the script"
-    )
-    verbose: bool = VERBOSE
-
-
 def first_values(words: Sequence[str], names: Sequence[str]) -> dict[str, str]:
     """Returns the texts of these flags by name, before the command line is parsed: its other flags
     depend on them."""
@@ -292,13 +280,6 @@ def _read_recipe(name: Any) -> dict[str, Any]:
             f"recipe={name}: a recipe cannot name another (recipe: {content['recipe']})"
         )
     return content
-
-
-def _check_length(values: Values, origin: str = "") -> None:
-    """Raises UserError if values of one origin set both the steps and the epochs of a run."""
-    if values.get("steps") is not None and values.get("epochs") is not None:
-        lengths = f"steps={values['steps']} and epochs={values['epochs']}"
-        raise UserError(f"{origin}{lengths} both set the length: drop one of them")
 
 
 _RECIPES = recipe_names()
