@@ -81,7 +81,8 @@ def _predict_rows(arguments: Sequence[str]) -> int:
     if not rows.is_file():
         raise UserError(f"rows_file={args.rows_file}: there is no such file")
     with quiet_start():
-        from trainer.run.served_model import ServedModel, predict_rows
+        from trainer.run.prediction_files import predict_rows
+        from trainer.run.served_model import ServedModel
     answered, failed = predict_rows(ServedModel(folder, args.run), rows, args.out)
     problems = f"; {failed:,} rows have none: errors-….jsonl says why" if failed else ""
     log.info(f"{args.out} holds {answered:,} answers{problems}", extra=ANSWER)

@@ -15,10 +15,11 @@ from deploy.api.request import verb_usage
 from deploy.base.console import say
 from deploy.cli.output import JSON, write_document
 from deploy.job.ledger import Attempt, attempt_label, find_attempt, find_elsewhere
+from deploy.platform.api_error import ApiError, unreadable_as_lost
 from deploy.platform.errors import api_errors, billing_errors
 from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.platform.rest import address, call, pages
-from deploy.platform.retries import ApiError, Clock, retried, unreadable_as_lost
+from deploy.platform.retries import Clock, retried
 from deploy.tiers.tier import LABEL
 from trainer.base.errors import DONE, UserError
 from trainer.base.settings.fields import options_class, parse_options, setting, setting_of

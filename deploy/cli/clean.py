@@ -23,10 +23,11 @@ from deploy.base.console import say
 from deploy.cli.output import JSON, write_document
 from deploy.job.options import JobOptions
 from deploy.platform import buckets
+from deploy.platform.api_error import ApiError
 from deploy.platform.automatic_image import automatic_images
 from deploy.platform.errors import api_errors
 from deploy.platform.gcloud_and_sdk import SESSION, Session
-from deploy.platform.retries import ApiError, retried
+from deploy.platform.retries import retried
 from deploy.platform.vertex_api import FINAL_STATES, parse_time
 from deploy.tiers.gcp_config import GcpConfig, checked_address, needed_project
 from deploy.tiers.machine_table import load_machines

@@ -7,10 +7,10 @@ from deploy.api.request import verb_usage
 from deploy.base.console import say
 from deploy.cli.output import JSON, write_document
 from deploy.job.options import JobOptions
+from deploy.platform.api_error import ApiError
 from deploy.platform.errors import describe_error
 from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.platform.readiness import Finding, findings
-from deploy.platform.retries import ApiError
 from deploy.tiers.gcp_config import GcpConfig, read_project, read_region
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import Tier, load_tier

@@ -17,10 +17,11 @@ from deploy.api.request import verb_usage
 from deploy.base.console import say
 from deploy.cli.output import JSON, write_document
 from deploy.job.options import JobOptions
+from deploy.platform.api_error import unreadable_as_lost
 from deploy.platform.errors import billing_errors
 from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.platform.rest import address, call, pages
-from deploy.platform.retries import Clock, retried, unreadable_as_lost
+from deploy.platform.retries import Clock, retried
 from deploy.tiers.gcp_config import needed_region
 from deploy.tiers.machine_table import HOURS_A_MONTH, KINDS, Machine, Machines, Price, load_machines
 from trainer.base.errors import DONE, UserError
