@@ -92,11 +92,7 @@ class Overrides:
 
     def replace(self, **values: Any) -> "Overrides":
         """Returns the overrides with other values of these settings."""
-        if any(values.get(name, self.values.get(name)) != self.values.get(name) for name in NAMING):
-            return Overrides.read({**self.values, **values}, self.folder)
-        return dataclasses.replace(
-            self, values={**self.values, **coerce_all(self.functions.fields, values)}
-        )
+        return Overrides.read({**self.values, **values}, self.folder)
 
     def without(self, *names: str) -> "Overrides":
         """Returns the overrides without these settings, none of which names a function or a
