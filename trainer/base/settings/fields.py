@@ -147,7 +147,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
         return difflib.SequenceMatcher(None, candidate, name).ratio()
 
     closest = max(known, key=similarity, default="")
-    return f"; did you mean '{closest}'?" if similarity(closest) >= _CLOSE else "."
+    return f"; did you mean '{closest}'?" if closest and similarity(closest) >= _CLOSE else "."
 
 
 def value_type(field: Field) -> tuple[type, bool]:
@@ -300,8 +300,8 @@ def write_flags(values: Values, fields: Mapping[str, Field] | None = None) -> li
         parts = [value]
         if rules.get("repeated") and isinstance(value, Mapping):
             parts = [{key: part} for key, part in value.items()]
-        elif rules.get("repeated") or rules.get("positional"):
-            parts = value
+        elif isinstance(value, tuple) and (rules.get("repeated") or rules.get("positional")):
+            parts = [*value]
         if rules.get("positional"):
             arguments += map(as_text, parts)
         else:
