@@ -68,4 +68,4 @@ def batches_for(setup: TrainingSetup) -> tf.data.Dataset:
     steps = peer_batches(setup, setup.schedule.batches_per_step)
     if hasattr(setup.model, "critic"):
         return steps.map(lambda images, *rest: images)
-    return steps.map(lambda *parts: setup.dataset.as_fit(tuple(part[0] for part in parts)))
+    return steps.map(lambda *parts: setup.dataset.step_data(tuple(part[0] for part in parts)))

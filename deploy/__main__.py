@@ -98,8 +98,7 @@ _SYNONYMS = {"status": "jobs", "list": "jobs", "stop": "cancel"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one verb and returns its exit code; prints errors of the user or the platform as one
-    line on stderr.
+    """Runs one verb and returns its exit code; an error is one line on stderr.
 
     Ends quietly if the program that reads its output, such as `head`, has ended.
     """
@@ -127,16 +126,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return USER_MUST_CHANGE
     except KeyboardInterrupt as interrupt:
         if not interrupt.args:  # with arguments, the verb has already said what became of its job
-            print("stopped: run the same command again to go on", file=sys.stderr)
+            print("stopped: run the same command again to continue", file=sys.stderr)
         return INTERRUPTED
     return code
 
 
 def program() -> int:
-    """Runs the command line and returns its exit code; SIGTERM and a closed terminal interrupt it
-    as Ctrl-C does.
+    """Runs the command line and returns its exit code.
 
-    A Ctrl-C after the verb has finished is ignored, so that it does not change the exit code.
+    SIGTERM and a closed terminal interrupt it as Ctrl-C does. A Ctrl-C after the verb has finished
+    is ignored, so that it does not change the exit code.
     """
     if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions: docs/vertex.md
         _complete()
@@ -160,8 +159,10 @@ def program() -> int:
 
 
 def _run(words: Sequence[str]) -> int:
-    """Runs the verb that the first word names and returns its exit code; a verb of PROGRAMS
-    replaces this process."""
+    """Runs the verb in the first word and returns its exit code.
+
+    A verb of PROGRAMS replaces this process.
+    """
     if not words or words[0] in ("-h", "--help", "help"):
         verbs = [(verb, summary) for verb, (_, summary) in PROGRAMS.items()] + [*VERBS.items()]
         listed = "\n".join(f"  {verb:10} {summary}" for verb, summary in verbs)
@@ -198,8 +199,7 @@ def _run(words: Sequence[str]) -> int:
 
 
 def _complete() -> None:
-    """Prints the verbs, tiers and recipes that are possible at the cursor of a shell, and ends the
-    process."""
+    """Prints the words that are possible at the cursor of a shell, and ends the process."""
     import argparse  # imported late: it would slow down --help
 
     from deploy.tiers.tier import tier_names

@@ -13,14 +13,13 @@ it runs one step that XLA compiles, on the devices of the run, and says why if t
 import sys
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.base.errors import DONE, USER_MUST_CHANGE, UserError, reason
 from trainer.base.log import log, on_vertex, set_verbose
 from trainer.base.run_files.job_directory import open_job_dir
 from trainer.base.run_files.job_files import GPU_CHECK, write_json
-from trainer.base.settings.fields import VERBOSE, Usage, setting
+from trainer.base.settings.fields import VERBOSE, Usage, options_class, setting
 from trainer.base.settings.own_settings import refuse_missing_modules
 from trainer.base.settings.request import parse_request
 from trainer.base.settings.train_config import USUAL, TrainConfig
@@ -43,7 +42,7 @@ USAGE = Usage(
 )
 
 
-@dataclass(frozen=True)
+@options_class
 class CheckOptions:
     """Holds the flags of `trainer.check` that are not settings of a run."""
 
@@ -66,12 +65,10 @@ class CheckOptions:
 
 @command("starts from scratch")
 def main(arguments: Sequence[str]) -> int:
-    """Runs the check that the flags name, logs whether the steps agree, and returns the exit
-    code."""
-    request = parse_request(CheckOptions, arguments, USAGE)
-    options = request.options
+    """Runs the check that the flags name, logs its result, and returns the exit code."""
+    options, overrides = parse_request(CheckOptions, arguments, USAGE)
     set_verbose(options.verbose)
-    config = request.config
+    config = overrides.config
     refuse_missing_modules(config)
     modes = [f"--{name}" for name in ("bits", "xla", "on_gpus") if getattr(options, name)]
     if len(modes) > 1:
@@ -84,8 +81,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _check_compiled_step(config: TrainConfig) -> int:
-    """Runs one step, compiled by XLA, on the run's devices. Logs why it fails, if it does; returns
-    the exit code."""
+    """Runs one step compiled by XLA, or logs why that fails; returns the exit code."""
     set_gpu_environment(config.cache_dir)
     with quiet_start():
         from trainer.cluster.strategy import make_replicas
@@ -104,11 +100,11 @@ def _check_compiled_step(config: TrainConfig) -> int:
 
 
 def _check_replicas(config: TrainConfig, options: CheckOptions) -> int:
-    """Compares a few steps on one and on several logical CPU devices, in float64 or bit by bit;
-    returns the exit code.
+    """Compares a few steps on one and on several logical CPU devices; returns the exit code.
 
-    With --verdict, as a child of `trainer.run.replica_check`, it writes what it found to that file
-    instead; with --paid it refuses what a job on several GPUs would refuse before it trains.
+    They are in float64, or have to agree bit by bit. With --verdict, as a child of
+    `trainer.run.replica_check`, it writes what it found to that file instead; with --paid it
+    refuses what a job on several GPUs would refuse before it trains.
     """
     if options.bits and not config.virtual_replicas:
         raise UserError(
@@ -183,8 +179,7 @@ def _check_replicas(config: TrainConfig, options: CheckOptions) -> int:
 
 
 def _check_gpus(config: TrainConfig, seconds: float) -> int:
-    """Checks this machine's GPUs, writes gpu_check.json to the job directory or here, and returns
-    the exit code."""
+    """Checks this machine's GPUs, writes gpu_check.json, and returns the exit code."""
     job_dir = open_job_dir(config) if config.job_dir or on_vertex() else None
     set_gpu_environment(config.cache_dir)
     with quiet_start():

@@ -7,12 +7,11 @@ labels what it predicts of each class.
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from trainer.base.errors import DONE
 from trainer.base.log import ANSWER, log, set_verbose
 from trainer.base.run_files.job_files import write_json
-from trainer.base.settings.fields import Usage, setting
+from trainer.base.settings.fields import Usage, options_class, setting
 from trainer.base.storage import output_file
 from trainer.reporting.classification import write_classes
 from trainer.run.requested_run import RunOptions, read_request
@@ -23,7 +22,7 @@ USAGE = Usage(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class EvaluateOptions(RunOptions):
     """Holds the options of `trainer.evaluate`."""
 
@@ -36,8 +35,7 @@ class EvaluateOptions(RunOptions):
 
 @command("starts from scratch", answers=True)
 def main(arguments: Sequence[str]) -> int:
-    """Evaluates the run's model, logs the values, writes them to --out if given, and returns the
-    exit code."""
+    """Evaluates the run's model, logs the values, writes --out, and returns the exit code."""
     run = read_request(EvaluateOptions, arguments, USAGE)
     set_verbose(run.options.verbose)
     out = output_file(run.options.out, ".json") if run.options.out else None

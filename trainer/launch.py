@@ -18,14 +18,15 @@ from typing import Any  # noqa: E402
 from trainer.base.errors import UserError  # noqa: E402
 from trainer.base.log import log, set_verbose  # noqa: E402
 from trainer.base.settings.fields import (  # noqa: E402
+    VERBOSE,
     Usage,
-    answer_help,
-    coerce_all,
     fields_of,
     flag_name,
-    read_flags,
+    options_class,
+    parse_command,
+    setting,
 )
-from trainer.base.settings.request import LAUNCH_SETTINGS, LaunchOptions  # noqa: E402
+from trainer.base.settings.request import LAUNCH_SETTINGS  # noqa: E402
 from trainer.base.settings.train_config import TrainConfig  # noqa: E402
 from trainer.task import opened  # noqa: E402
 from trainer.user_code.command import command, quiet_start  # noqa: E402
@@ -35,24 +36,34 @@ USAGE = Usage(
     "[--flag=value …] SCRIPT.py [the script's own arguments]",
     "Runs a script that calls `model.fit` on one device, several GPUs or several machines, with the"
     " same numbers.",
-    "The script needs no change. Run the same command again to go on after an interruption.",
+    "The script needs no change. Run the same command again to continue after an interruption.",
     ("job_dir", "replicas", "precision", "checkpoint_every_steps", "max_minutes", "seed"),
 )
 
 
-def read_launch(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Returns our settings, and the script with its own arguments; answers --help.
+@options_class
+class LaunchOptions:
+    """Holds the flags of `trainer.launch` that are not settings of a run."""
+
+    launch: bool = setting(
+        False, "train by this package even if no call of Keras's fit is seen in the script"
+    )
+    verbose: bool = VERBOSE
+
+
+def read_launch(arguments: Sequence[str]) -> tuple[LaunchOptions, dict[str, Any], list[str]]:
+    """Returns our options and settings, and the script with its own arguments; answers --help.
 
     Raises UserError for a mistake in our flags, and if there is no script.
     """
     scripts = [place for place, word in enumerate(arguments) if word.endswith(".py")]
     place = min(scripts, default=len(arguments))
-    fields = {**fields_of(TrainConfig, *LAUNCH_SETTINGS), **fields_of(LaunchOptions)}
-    answer_help(arguments[:place], USAGE, fields.values())
-    values = coerce_all(fields, read_flags(arguments[:place], fields))
+    options, settings = parse_command(
+        LaunchOptions, arguments[:place], USAGE, fields_of(TrainConfig, *LAUNCH_SETTINGS)
+    )
     if place == len(arguments):
         raise UserError(f"the script is missing: {USAGE.program} {USAGE.arguments}")
-    return values, [*arguments[place:]]
+    return options, settings, [*arguments[place:]]
 
 
 @command("resumes from the last checkpoint")
@@ -60,20 +71,19 @@ def main(arguments: Sequence[str]) -> int:
     """Runs the script; its calls of `fit` train by this package. Returns the exit code."""
     # SIGTERM acts like Ctrl-C until training begins
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    values, (script, *own) = read_launch(arguments)
-    set_verbose(values.pop("verbose", False))
-    forced = values.pop("launch", False)
+    options, settings, (script, *own) = read_launch(arguments)
+    set_verbose(options.verbose)
     if not os.path.isfile(script):
         raise UserError(f"{script}: no such file")
     for name in (flag_name(word) for word in own):
         if name in LAUNCH_SETTINGS:
             log.info(f"--{name} goes to {script}: a flag of this program stands before the script")
-    config = TrainConfig(model=script, data=script, **values)
+    config = TrainConfig(model=script, data=script, **settings)
     job_dir = opened(config, {})
     with quiet_start():
         from trainer.run import launched  # imports TensorFlow
     command_line = [sys.executable, "-m", "trainer.launch", *arguments]
-    return launched.launch(config, command_line, _BEGAN, job_dir, own, forced=forced)
+    return launched.launch(config, command_line, _BEGAN, job_dir, own, forced=options.launch)
 
 
 if __name__ == "__main__":

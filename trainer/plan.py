@@ -10,13 +10,12 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.base.errors import DONE
 from trainer.base.log import log, set_verbose
 from trainer.base.run_files.plan_file import kept_plan, write_plan
-from trainer.base.settings.fields import VERBOSE, Usage, setting
+from trainer.base.settings.fields import VERBOSE, Usage, options_class, setting
 from trainer.base.settings.own_settings import refuse_missing_modules
 from trainer.base.settings.request import parse_request
 from trainer.base.settings.train_config import USUAL
@@ -44,7 +43,7 @@ ENVIRONMENT = {
 }
 
 
-@dataclass(frozen=True)
+@options_class
 class PlanFlags:
     """Holds the flags of `trainer.plan` that are not settings of a run."""
 
@@ -60,11 +59,11 @@ class PlanFlags:
 @command("starts from scratch")
 def main(arguments: Sequence[str]) -> int:
     """Measures the run, writes its plan, and returns the exit code."""
-    request = parse_request(PlanFlags, arguments, USAGE)
-    set_verbose(request.options.verbose)
-    config = request.config
+    options, overrides = parse_request(PlanFlags, arguments, USAGE)
+    set_verbose(options.verbose)
+    config = overrides.config
     refuse_missing_modules(config)
-    out = local_path(request.options.out, "out") if request.options.out else kept_plan(config)
+    out = local_path(options.out, "out") if options.out else kept_plan(config)
     os.environ.update(ENVIRONMENT)
     with quiet_start():
         from trainer.planning.planner import make_plan

@@ -13,7 +13,12 @@ from trainer.base.errors import DONE  # noqa: E402
 from trainer.base.log import set_verbose  # noqa: E402
 from trainer.base.run_files.job_directory import JobDir, open_job_dir, outputs  # noqa: E402
 from trainer.base.settings.own_settings import refuse_missing_modules  # noqa: E402
-from trainer.base.settings.request import resolve, to_recipe  # noqa: E402
+from trainer.base.settings.request import (  # noqa: E402
+    TASK,
+    TaskOptions,
+    parse_request,
+    to_recipe,
+)
 from trainer.base.settings.train_config import TrainConfig  # noqa: E402
 from trainer.base.storage.staging import preflight  # noqa: E402
 from trainer.cluster.cluster_spec import read_cluster, set_gpu_environment  # noqa: E402
@@ -22,14 +27,13 @@ from trainer.user_code.command import command, quiet_start  # noqa: E402
 
 @command("resumes from the last checkpoint")
 def main(arguments: Sequence[str]) -> int:
-    """Resolves the settings, then prints them (--print_config) or runs the job. Returns the exit
-    code."""
+    """Resolves the settings, then prints them (--print_config) or runs the job."""
     # SIGTERM acts like Ctrl-C until training begins
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    request = resolve(arguments)
-    set_verbose(request.options.verbose)
-    config = request.config
-    if request.options.print_config:
+    options, overrides = parse_request(TaskOptions, arguments, TASK)
+    config = overrides.config
+    set_verbose(options.verbose)
+    if options.print_config:
         print(to_recipe(config), end="")
         return DONE
     refuse_missing_modules(config)
@@ -37,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     with quiet_start():
         from trainer.run import job  # imports TensorFlow
     command_line = [sys.executable, "-m", "trainer.task", *arguments]
-    return job.run(config, command_line, _BEGAN, job_dir, request.overrides.named)
+    return job.run(config, command_line, _BEGAN, job_dir, overrides.named)
 
 
 def opened(config: TrainConfig, inputs: dict[str, str]) -> JobDir:

@@ -51,8 +51,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """Returns a public name, and imports its module only now, so that importing this package costs
-    nothing."""
+    """Returns a public name, whose module is imported only now to keep the start quick."""
     if name == "__version__":
         return importlib.import_module("trainer").__version__
     for module, names in _MODULES.items():

@@ -30,7 +30,7 @@ from trainer.base.errors import UserError
 from trainer.base.log import hidden, start_logging
 from trainer.base.run_files.job_files import RESULT
 from trainer.base.settings.fields import coerce_all, fields_of, nearest
-from trainer.base.settings.request import LAUNCH_SETTINGS, Overrides, Request
+from trainer.base.settings.request import LAUNCH_SETTINGS, Overrides
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import local_path
 
@@ -171,8 +171,7 @@ def _fit_here(
     options: Mapping[str, Any],
     stream: TextIO | None,
 ) -> Fitted:
-    """Trains a keras.Model in this process, and returns how it went; the model has the trained
-    weights."""
+    """Trains a keras.Model in this process, in place, and returns how it went."""
     launched = importlib.import_module("trainer.run.launched")
     if threading.current_thread() is not threading.main_thread():
         raise UserError(
@@ -220,7 +219,7 @@ def _overrides(keywords: Mapping[str, Value]) -> Overrides:
     """
     values = {name: value for name, value in keywords.items() if value is not None}
     overrides = Overrides.read(values)
-    _ = Request(None, overrides).config
+    _ = overrides.config
     return overrides
 
 
@@ -239,8 +238,7 @@ def _train(overrides: Overrides, stream: TextIO | None, progress: bool) -> RunRe
 
 
 def _progress_bar(progress: bool) -> Callable[[str], bool]:
-    """Returns a function that shows a line of progress as a bar in a notebook; it returns False for
-    other lines."""
+    """Returns a function that shows progress lines as a notebook's bar; False for others."""
     if not progress or "ipykernel" not in sys.modules:
         return lambda line: False
     display = importlib.import_module("IPython.display")

@@ -10,7 +10,6 @@ from typing import Any, TextIO
 from deploy.api.request import USUAL, Value, VerbRequest, call_verb, verb_usage
 from deploy.api.submit import NOTHING_SENT, new_submission, packages_of
 from deploy.base.console import printed_on, say
-from deploy.base.options import options_class
 from deploy.comparison.directory import any_begun
 from deploy.comparison.execution import ComparisonRequest, Runner, announce, run_comparison
 from deploy.comparison.runners import LocalRunner, VertexRunner
@@ -24,7 +23,7 @@ from deploy.report.html_page import write_report
 from deploy.report.measures import FIGURES, figures_of
 from deploy.tiers.tier import read_tiers
 from trainer.base.errors import DONE, UserError
-from trainer.base.settings.fields import fields_of, setting
+from trainer.base.settings.fields import fields_of, options_class, setting
 from trainer.base.storage import local_path
 
 # options of jobs that also apply to runs on this machine
@@ -60,8 +59,7 @@ class Comparison:
 
 
 def read_comparison(folder: Path, code: int) -> Comparison:
-    """Returns the comparison that the report in `folder` describes, with no tiers if no run has
-    begun."""
+    """Returns the comparison in `folder`, with no tiers if no run has begun."""
     file = folder / "table.json"
     content = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     fields = [content.get(name, []) for name in ("tiers", "verdict", "notes")]
@@ -130,8 +128,7 @@ def compare(
     session: Session = SESSION,
     **options: Value,
 ) -> Comparison:
-    """Runs the same work on each tier, here or with on="vertex" as jobs, to the end, and returns
-    what came out.
+    """Runs the same work on each tier, here or with on="vertex" as jobs, and returns the results.
 
     `settings`: the trainer's; `options`: fields of CompareOptions, such as out, repeats or bucket.
         The same call again repeats no finished run. Raises UserError as the command does, but not
@@ -147,8 +144,7 @@ def compare(
 def compare_by_options(
     request: VerbRequest[CompareOptions], session: Session, *, dry_run: bool = False
 ) -> Comparison:
-    """Runs the comparison that the request describes and returns its results; in a dry run only
-    prints its cost."""
+    """Runs the requested comparison and returns its results; a dry run only prints its cost."""
     options = request.options
     program = request.program
     trackers = trackers_in(program.values)

@@ -4,9 +4,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TextIO
 
-from deploy.api.request import Value, call_verb, verb_usage
+from deploy.api.request import Value, verb_usage
 from deploy.base.console import printed_on
-from deploy.base.options import options_class
 from deploy.job.ledger import find_attempt, find_elsewhere, submissions
 from deploy.job.options import check_labels
 from deploy.job.sending import cancel_duplicates, look_for
@@ -25,7 +24,7 @@ from deploy.tiers.gcp_config import (
 )
 from deploy.tiers.tier import LABEL
 from trainer.base.errors import UserError
-from trainer.base.settings.fields import setting
+from trainer.base.settings.fields import options_class, read_values, setting
 
 
 def attach(
@@ -35,12 +34,11 @@ def attach(
     backend: str = "",
     session: Session = SESSION,
 ) -> VertexJob:
-    """Returns the newest job with this name, number, display name or submission, whoever submitted
-    it.
+    """Returns the newest job with this name, number, display name or submission.
 
-    Without `job`, returns the last one submitted from this folder. `region`: where to look,
-    NAME,NAME; by default gcloud's region and those of the submissions from this folder. Raises
-    UserError if there is no such job.
+    It counts whoever submitted it. Without `job`, returns the last one submitted from this folder.
+    `region`: where to look, NAME,NAME; by default gcloud's region and those of the submissions from
+    this folder. Raises UserError if there is no such job.
     """
     # A job of a submission from this folder; one that was interrupted is found by its label.
     attempt = find_attempt(job)
@@ -108,14 +106,12 @@ class JobsOptions:
     project: str = setting("", "Google Cloud project (default: gcloud's)", "ID")
     region: str = setting(
         "",
-        "each region is asked (default: gcloud's ai/region, and those of the submissions from this"
+        "regions to search (default: gcloud's ai/region, and those of the submissions from this"
         " folder)",
         "NAME,NAME",
     )
     backend: str = setting(BACKENDS[0], "the client of Vertex AI", "gcloud|sdk", choices=BACKENDS)
-    state: str = setting(
-        "", "only those in this state, as RUNNING", "STATE", read=str.upper, choices=STATES
-    )
+    state: str = setting("", "only those in this state, as RUNNING", "STATE", choices=STATES)
     labels: Mapping[str, str] = setting(
         {}, "only those with these labels, as user=ana", "KEY=VALUE,…"
     )
@@ -144,10 +140,12 @@ def jobs(
     Also cancels duplicates, second jobs that were created because a response was lost, and prints
     so on `stream`.
     """
-    request = call_verb(JobsOptions, (), {"region": region, **options}, None, JOBS)
+    values = {"region": region, **options}
+    given = {name: value for name, value in values.items() if value is not None}
+    wanted, _ = read_values(JobsOptions, given, JOBS)
     with printed_on(stream):
         statuses = list[JobStatus]()
-        for _, newest, _ in jobs_by_region(request.options, session):
+        for _, newest, _ in jobs_by_region(wanted, session):
             statuses += newest
         return statuses
 
@@ -155,8 +153,7 @@ def jobs(
 def jobs_by_region(
     options: JobsOptions, session: Session
 ) -> Iterator[tuple[str, list[JobStatus], int]]:
-    """Yields, for each region, its name, the jobs that `jobs` returns for it, and the number of all
-    its jobs."""
+    """Yields each region's name, the jobs that `jobs` returns for it, and how many it has."""
     newest_sent = find_attempt("")
     project = read_project(options.project)
     project = project or needed_project(newest_sent[1].project if newest_sent else "")

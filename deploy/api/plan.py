@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from deploy.api.request import Value, VerbRequest, call_verb, verb_usage
+from deploy.api.submit import USAGE as SUBMIT
 from deploy.api.submit import SubmitOptions, prepare_submission
 from deploy.base.console import printed_on, say, tell
-from deploy.base.options import options_class, seconds
 from deploy.job.options import JobOptions
 from deploy.job.workload import tracker_packages
 from deploy.packaging.distributions import requirements
@@ -62,7 +62,7 @@ from deploy.tiers.tier import STRATEGIES, load_tier, read_tiers, tier_names
 from trainer.base.errors import UserError
 from trainer.base.run_files.job_files import RESULT
 from trainer.base.run_files.plan_file import StepPlan, plan_key, read_plan
-from trainer.base.settings.fields import setting, setting_of
+from trainer.base.settings.fields import Seconds, options_class, setting, setting_of
 from trainer.base.settings.request import Overrides
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import expanded, make_writable
@@ -84,8 +84,7 @@ _TEXT_COLUMNS = 3  # the first of the columns, which hold text; the others hold 
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Returns the indices of the points that no other point dominates, in the order of their first
-    value.
+    """Returns the indices of the points that no other dominates, by their first value.
 
     A point dominates another if none of its two values is higher and one is lower.
     """
@@ -143,8 +142,7 @@ class Plan:
         return {*pareto_front([(offer.hours.middle, offer.usd.middle) for _, offer in self.offers])}
 
     def best(self, within: str | None = None, budget: float | None = None) -> OfferChoice:
-        """Returns the cheapest offer that ends `within` a time, such as "8h", for at most `budget`
-        USD.
+        """Returns the cheapest offer that ends `within` a time, as "8h", for at most `budget` USD.
 
         Prefers offers whose upper ends meet both limits; falls back to those whose middle does.
         Raises UserError if there is none.
@@ -190,8 +188,7 @@ class Plan:
         return self.brief()
 
     def brief(self, folder: str = "") -> str:
-        """Returns the same; if `folder` is given, its last line says that the whole plan is
-        there."""
+        """Returns the same; with a `folder`, the last line says that the whole plan is there."""
         answers = self.answers()
         width = max((len(answer.question) for answer in answers), default=0)
         lines = [
@@ -229,8 +226,7 @@ class Plan:
         return "\n".join(line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}…" for line in lines)
 
     def table(self) -> str:
-        """Returns a table of every offer, then of the tiers without any, with all answers and
-        notes."""
+        """Returns a table of every offer and of the tiers without any, with answers and notes."""
         return "\n".join(
             [
                 self.about,
@@ -260,8 +256,7 @@ class Plan:
         return json.dumps(content, indent=2) + "\n"
 
     def answers(self) -> list[Answer]:
-        """Returns the answers that a user wants first: does it fit, which tier is the cheapest,
-        which the fastest."""
+        """Returns the first answers: does it fit, which tier is the cheapest, which the fastest."""
         limits = self.within_hours, self.budget_usd
         half = [(forecast, offer) for forecast in self.in_bfloat16 for offer in forecast.offers]
         return [*answers(self.forecasts, self.offers, *limits, self.here_hours, half)]
@@ -359,12 +354,10 @@ class PlanOptions:
         "TIER",
     )
     plan: str = setting("", "a plan of `python -m trainer.plan --out=FILE`", "FILE")
-    within: float | None = setting(
-        None, "name the cheapest that ends within, as 8h or 2d", "TIME", read=seconds
-    )
+    within: Seconds | None = setting(None, "name the cheapest that ends in time, as 8h or 2d")
     budget: float | None = setting(
         None,
-        "name the fastest that costs at most so much",
+        "name the fastest within this cost",
         "USD",
         unit="USD",
         above=0,
@@ -448,7 +441,7 @@ def plan_by_options(
     sources = options.from_
     usd_by_tier = options.price_per_hour
     specs = read_tiers(names, options.prices, usd_by_tier)
-    config = overrides.resolve()
+    config = overrides.config
     if out:
         make_writable(out, "out")
     # The plan of a step, and what is known of runs.
@@ -562,7 +555,7 @@ def _measured(
     job_options = {name: getattr(options, name) for name in shared}
     program = flags.replace(steps=steps, report_every_steps=max(1, steps // 5), job_dir=job_dir)
     submit_options = SubmitOptions(tiers=(options.measure,), **job_options)
-    submission = prepare_submission(VerbRequest(submit_options, program, request.command), session)
+    submission = prepare_submission(VerbRequest(submit_options, program, SUBMIT.program), session)
     if dry_run:
         say(
             *submission.about,

@@ -9,7 +9,6 @@ from typing import Any, TextIO
 
 from deploy.api.request import USUAL, Value, VerbRequest, call_verb, verb_usage
 from deploy.base.console import printed_on, say
-from deploy.base.options import options_class
 from deploy.job.cost import cost_confirmation, format_duration, price_and_limit
 from deploy.job.fallback import SubmittedJob
 from deploy.job.job import Job
@@ -29,7 +28,7 @@ from deploy.tiers.tier import Tier, load_tier, machine_tier
 from trainer.base.errors import UserError
 from trainer.base.limit_watch import LIMITS, read_limits
 from trainer.base.run_files.job_files import GPU_CHECK
-from trainer.base.settings.fields import setting
+from trainer.base.settings.fields import options_class, setting
 
 NOTHING_SENT = (
     "nothing was sent: the same command without --dry_run checks login, bucket, data and quota, and"
@@ -97,8 +96,7 @@ def submit(
     session: Session = SESSION,
     **options: Value,
 ) -> SubmittedJob:
-    """Submits one job, on the first tier and region with machines for it, and returns it as soon as
-    it is created.
+    """Submits one job, on the first tier and region with machines, and returns it once created.
 
     `settings`: the trainer's, such as learning_rate; `options`: fields of SubmitOptions, such as
         region or spot=True; `max_cost`: in USD; `dry_run`: checks and describes the job, and sends
@@ -169,10 +167,10 @@ def submission_of(
 
 
 def packages_of(options: JobOptions, program: Program) -> Sequence[Package]:
-    """Returns the packages of the code that a job runs; those of the trainer are in an image of the
-    user's own.
+    """Returns the packages of the code that a job runs.
 
-    Raises UserError for a bad image or package.
+    Those of the trainer are in an image of the user's own. Raises UserError for a bad image or
+    package.
     """
     check_image(options.image)
     own_image = options.image != "" and not installs(options.image)
@@ -200,8 +198,7 @@ def new_submission() -> str:
 
 
 def _candidates(options: SubmitOptions, program: Program, unfollowed: str) -> list[Job]:
-    """Returns a checked job for every tier in every region, in the order in which they are
-    tried."""
+    """Returns a checked job for every tier in every region, in the order of the attempts."""
     code = packages_of(options, program)
     submission = new_submission()
     if options.tiers and (options.machine_type or options.accelerator):
@@ -234,7 +231,7 @@ def _candidates(options: SubmitOptions, program: Program, unfollowed: str) -> li
         # project.
         fitted = program
         if options.fit and not options.check and not isinstance(program, Script):
-            config = program.resolve()
+            config = program.config
             if chosen := best_memory_option(tier, plan_of(config, program), config):
                 fitted = program.replace(**{chosen.name: chosen.value})
         work = workload_on(tier, fitted)
@@ -254,8 +251,7 @@ def _candidates(options: SubmitOptions, program: Program, unfollowed: str) -> li
 
 
 def check_wait(max_wait: float | None, tier: Tier, unfollowed: str) -> None:
-    """Raises UserError if nobody would cancel a job of the tier that waits for machines longer than
-    --max_wait.
+    """Raises UserError if nobody would cancel a job that waits longer than --max_wait.
 
     `unfollowed`: the flag with which the job is not followed, if any.
     """
@@ -267,8 +263,7 @@ def check_wait(max_wait: float | None, tier: Tier, unfollowed: str) -> None:
 
 
 def describe(jobs: Sequence[Job]) -> list[str]:
-    """Returns lines that describe jobs: what runs, on which machines and image, where it writes,
-    what it costs.
+    """Returns lines on jobs: what runs, on which machines, where it writes, what it costs.
 
     A line that is the same for several jobs appears once.
     """

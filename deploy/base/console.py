@@ -64,8 +64,7 @@ def agrees(question: str) -> bool:
 
 
 def consents(question: str) -> bool:
-    """Asks as `agrees` does, but only on a terminal or in a notebook: what costs money is not
-    agreed to by a pipe."""
+    """Asks as `agrees` does, but only on a terminal or in a notebook, as it costs money."""
     interactive = "ipykernel" in sys.modules or (sys.stdin is not None and sys.stdin.isatty())
     return interactive and agrees(question)
 

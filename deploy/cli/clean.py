@@ -2,7 +2,7 @@
 deploy clean`.
 
 That is what they read to start, below BUCKET/packages/: the trainer, a package or script of yours,
-the starter. It counts as left if a job of the project that has ended names it, and none that goes
+the bootstrap. It counts as left if a job of the project that has ended names it, and none that goes
 on, nor a tuning job, in any region, nor a submission of the last hour; jobs of another project that
 uses the bucket are not seen. Results, checkpoints and data are never looked at. A later job uploads
 again what it needs; a spec of `submit --out` that was not sent yet does not.
@@ -20,19 +20,19 @@ from typing import Any
 
 from deploy.api.request import verb_usage
 from deploy.base.console import say
-from deploy.base.options import options_class
 from deploy.cli.output import JSON, write_document
 from deploy.job.options import JobOptions
 from deploy.platform import buckets
+from deploy.platform.api_error import ApiError
 from deploy.platform.automatic_image import automatic_images
 from deploy.platform.errors import api_errors
 from deploy.platform.gcloud_and_sdk import SESSION, Session
-from deploy.platform.retries import ApiError, retried
+from deploy.platform.retries import retried
 from deploy.platform.vertex_api import FINAL_STATES, parse_time
 from deploy.tiers.gcp_config import GcpConfig, checked_address, needed_project
 from deploy.tiers.machine_table import load_machines
 from trainer.base.errors import DONE
-from trainer.base.settings.fields import parse_options, setting, setting_of
+from trainer.base.settings.fields import options_class, parse_options, setting, setting_of
 from trainer.base.storage.gcs import connect
 
 UNUSED_S = 30 * 24 * 3600.0

@@ -5,18 +5,17 @@ from collections.abc import Iterator, Sequence
 
 from deploy.api.request import verb_usage
 from deploy.base.console import say
-from deploy.base.options import options_class
 from deploy.cli.output import JSON, write_document
 from deploy.job.options import JobOptions
+from deploy.platform.api_error import ApiError
 from deploy.platform.errors import describe_error
 from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.platform.readiness import Finding, findings
-from deploy.platform.retries import ApiError
 from deploy.tiers.gcp_config import GcpConfig, read_project, read_region
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import Tier, load_tier
 from trainer.base.errors import DONE, USER_MUST_CHANGE
-from trainer.base.settings.fields import parse_options, setting, setting_of
+from trainer.base.settings.fields import options_class, parse_options, setting, setting_of
 from trainer.base.storage.login import gcloud_account
 
 USAGE = verb_usage(
@@ -31,7 +30,7 @@ class DoctorFlags:
     """Holds the flags of `doctor`."""
 
     tiers: tuple[str, ...] = setting(
-        (), "tiers whose quota is looked at", metavar="TIER", positional=True
+        (), "tiers whose quota is checked", metavar="TIER", positional=True
     )
     project: str = setting_of(JobOptions, "project")
     region: str = setting("", "as us-central1 (default: gcloud's ai/region)", "NAME")
@@ -52,8 +51,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
 
 
 def examined(args: DoctorFlags, tiers: Sequence[Tier], session: Session) -> Iterator[Finding]:
-    """Yields a finding about each thing that a job needs; without a login or a project nothing else
-    is asked."""
+    """Yields a finding about each thing that a job needs; stops without a login or project."""
     project = read_project(args.project)
     region = read_region(args.region)
     if not project:

@@ -5,14 +5,13 @@ from collections.abc import Sequence
 
 from deploy.api.request import verb_usage
 from deploy.base.console import say
-from deploy.base.options import options_class
 from deploy.cli.output import JSON, write_document
 from deploy.job.options import JobOptions
 from deploy.report.formatting import terminal_table
 from deploy.tiers.machine_table import Price, load_machines
 from deploy.tiers.tier import Tier, load_tier, tier_names
 from trainer.base.errors import DONE
-from trainer.base.settings.fields import parse_options, setting, setting_of
+from trainer.base.settings.fields import options_class, parse_options, setting, setting_of
 
 
 @options_class
@@ -98,13 +97,11 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _own_price(tier: Tier) -> Price:
-    """Returns the price of all machines of a tier; its list price is that of the strategy in the
-    tier's file."""
+    """Returns the price of all machines of a tier; the list price is by its file's strategy."""
     return dataclasses.replace(tier.price, list=tier.price.under(tier.strategy))
 
 
 def _prices(price: Price) -> list[str]:
-    """Returns the list price and the spot price as texts, ~ for an estimate and > for a lower
-    bound."""
+    """Returns list and spot price as texts, ~ for an estimate and > for a lower bound."""
     sign = ">" if price.lower_bound else "~" if price.inferred else ""
     return ["" if usd is None else f"{sign}{usd:.2f}" for usd in (price.list, price.spot)]

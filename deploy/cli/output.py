@@ -13,8 +13,7 @@ JSON = setting(False, "print one JSON document on stdout (docs/api.md), and the 
 
 
 def write_document(flags: Any, verb: str, **content: Any) -> None:
-    """Prints the content as one JSON document on stdout if --json was given; dataclasses become
-    objects."""
+    """Prints the content as one JSON document on stdout if --json was given."""
     if flags.json:
         document = {"schema_version": SCHEMA_VERSION, "verb": verb, **content}
         print(

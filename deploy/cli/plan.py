@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from deploy.api.plan import USAGE, PlanOptions, plan_by_options
 from deploy.api.request import parse_verb
 from deploy.base.console import say
-from deploy.base.options import options_class
 from deploy.cli.output import JSON, write_document
 from deploy.platform.gcloud_and_sdk import SESSION, Session
 from trainer.base.errors import DONE
-from trainer.base.settings.fields import setting
+from trainer.base.settings.fields import options_class, setting
 from trainer.base.storage import local_path, write_whole
 
 
@@ -25,8 +24,7 @@ class PlanCommand(PlanOptions):
 
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
-    """Plans, writes all files and only then prints, as a closed pipe ends the program. Returns the
-    exit code."""
+    """Plans, writes all files, then prints, as a closed pipe ends the program."""
     request = parse_verb(PlanCommand, arguments, USAGE)
     flags = request.options
     out = local_path(flags.out, "out")

@@ -15,17 +15,17 @@ from typing import Any, NamedTuple
 
 from deploy.api.request import verb_usage
 from deploy.base.console import say
-from deploy.base.options import options_class
 from deploy.cli.output import JSON, write_document
 from deploy.job.options import JobOptions
+from deploy.platform.api_error import unreadable_as_lost
 from deploy.platform.errors import billing_errors
 from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.platform.rest import address, call, pages
-from deploy.platform.retries import Clock, retried, unreadable_as_lost
+from deploy.platform.retries import Clock, retried
 from deploy.tiers.gcp_config import needed_region
 from deploy.tiers.machine_table import HOURS_A_MONTH, KINDS, Machine, Machines, Price, load_machines
 from trainer.base.errors import DONE, UserError
-from trainer.base.settings.fields import parse_options, setting, setting_of
+from trainer.base.settings.fields import options_class, parse_options, setting, setting_of
 from trainer.base.storage import local_path, write_whole
 
 SERVICES = {"vertex": "C7E2-9256-1C43", "compute": "6F81-5844-456A"}
@@ -72,8 +72,10 @@ Part = tuple[str, float, set[str], set[str]]
 
 
 def read_skus(region: str, clock: Clock) -> list[Sku]:
-    """Returns the SKUs of a region with a single price in USD. Raises ApiError if the catalog
-    cannot be read whole."""
+    """Returns the SKUs of a region with a single price in USD.
+
+    Raises ApiError if the catalog cannot be read whole.
+    """
     catalog = address("CLOUDBILLING", "https://cloudbilling.googleapis.com")
     skus = []
     for service, number in SERVICES.items():
@@ -108,8 +110,7 @@ def _words(text: str) -> set[str]:
 
 
 def _parts(machine: Machine, table: Machines) -> Iterator[Part]:
-    """Yields what the price of a machine adds up from, with the accelerators that are part of
-    it."""
+    """Yields the parts of a machine's price, with its own accelerators."""
     if not machine.attached:
         ((accelerator, counts),) = machine.counts.items()
         yield _gpu(accelerator, counts[0], table)
@@ -121,16 +122,14 @@ def _parts(machine: Machine, table: Machines) -> Iterator[Part]:
 
 
 def _gpu(accelerator: str, count: int, table: Machines) -> Part:
-    """Returns the part for an accelerator. Its SKUs lack the words that only its relatives' have,
-    as H100 Mega's."""
+    """Returns the part for an accelerator, without the SKUs of its relatives, as H100 Mega."""
     own = _words(accelerator)
     relatives = [words for words in map(_words, table.accelerators) if own < words]
     return accelerator, count, own, set[str]().union(*relatives) - own
 
 
 def price_of(parts: Iterable[Part], skus: Sequence[Sku], kind: str) -> tuple[float | None, str]:
-    """Returns the price of all parts in USD an hour and its SKUs' identifiers, or else None and why
-    it is not known.
+    """Returns the price in USD an hour and the SKUs' identifiers, or None and the reason.
 
     `kind`: `list`, `spot` or `flex_start`.
     """

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 from deploy.api.compare import CompareOptions, read_comparison
 from deploy.api.request import verb_usage
-from deploy.base.options import options_class
 from deploy.cli.output import JSON, write_document
 from deploy.comparison import tracked_runs
 from deploy.job.options import JobOptions
@@ -17,7 +16,7 @@ from deploy.report.collection import report_folder
 from deploy.report.html_page import write_report
 from deploy.tiers.gcp_config import GcpConfig, needed_project, needed_region
 from trainer.base.errors import DONE, UserError
-from trainer.base.settings.fields import parse_options, setting, setting_of
+from trainer.base.settings.fields import options_class, parse_options, setting, setting_of
 from trainer.base.storage import is_remote, local_path
 
 
@@ -62,7 +61,7 @@ class RegisterFlags:
     run: str = setting(
         meaning="a job directory whose run is done; also at gs://", metavar="RUN", positional=True
     )
-    name: str = setting(meaning="the model, of which this becomes a version", metavar="NAME")
+    name: str = setting(meaning="the model that gets this version", metavar="NAME")
     alias: str = setting("", "move this alias to the version, as champion", "ALIAS")
     image: str = setting(
         "",
@@ -105,16 +104,14 @@ def run_report(arguments: Sequence[str]) -> int:
 
 
 def run_track(arguments: Sequence[str]) -> int:
-    """Sends finished runs to trackers, except what a tracker already has, and returns the exit
-    code."""
+    """Sends to trackers what they lack of finished runs, and returns the exit code."""
     args = parse_options(TrackFlags, arguments, _TRACK)
     tracked_runs.track_runs(args.runs, args.track)
     return DONE
 
 
 def run_register(arguments: Sequence[str], session: Session = SESSION) -> int:
-    """Registers a run's model as a version, unless it is one already, and moves the alias if one is
-    given."""
+    """Registers a run's model as a version, once, and moves the alias if one is given."""
     args = parse_options(RegisterFlags, arguments, _REGISTER)
     name = checked_name(args.name)
     if args.alias and not re.fullmatch(r"[a-z][a-zA-Z0-9-]{0,126}[a-z0-9]", args.alias):

@@ -10,7 +10,6 @@ from typing import Any
 from deploy.api.request import parse_verb
 from deploy.api.submit import NOTHING_SENT, USAGE, SubmitOptions, prepare_submission
 from deploy.base.console import say
-from deploy.base.options import options_class
 from deploy.cli.output import JSON, write_document
 from deploy.job.fallback import SubmittedJob
 from deploy.job.sending import check_resources, upload_packages
@@ -19,7 +18,7 @@ from deploy.platform.gcloud_and_sdk import SESSION, Gcloud, Session, to_yaml
 from deploy.platform.local import on_signals
 from trainer.base.errors import DONE, INTERRUPTED, UserError
 from trainer.base.log import forget
-from trainer.base.settings.fields import setting
+from trainer.base.settings.fields import options_class, setting
 from trainer.base.storage import local_path, make_writable, write_whole
 
 
@@ -43,8 +42,7 @@ class SubmitFlags(SubmitOptions):
 
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
-    """Submits one job, on the first tier and region with machines for it, or shows it. Returns the
-    exit code."""
+    """Submits one job, on the first tier and region with machines, or shows it."""
     request = parse_verb(SubmitFlags, arguments, USAGE)
     flags = request.options
     both = "contradict each other"
@@ -107,8 +105,7 @@ def send_and_follow(submission: SubmittedJob, flags: Any, verb: str) -> int:
 
 
 def write_command(submission: SubmittedJob, flags: Any) -> int:
-    """Writes the spec of the job to a file, uploads its packages and prints the command that sends
-    it."""
+    """Writes the job's spec, uploads its packages and prints the command that sends it."""
     job = submission.jobs[0]
     file = local_path(flags.out, "out")
     make_writable(file.parent, "out")

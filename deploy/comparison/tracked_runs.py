@@ -81,7 +81,7 @@ def _sources(path: str) -> Iterator[RunFiles]:
     place = path.rstrip("/")
     if (folder / RUN_INFO).is_file():
         if is_locked(folder):
-            raise UserError(f"{path}: the run goes on: give it --track, or wait for its end")
+            raise UserError(f"{path}: the run is not done: give it --track, or wait for its end")
         yield RunFiles(folder, place)
         return
     below = sorted({file.parent for name in RUN_FILES for file in folder.glob(f"**/{name}")})

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .starter import STORAGE, log_line, object_url, request, token
+from .bootstrap import STORAGE, log_line, object_url, request, token
 
 RUN_INFO = "run.json"
 STATS = "stats.jsonl"
@@ -62,8 +62,7 @@ class Record:
         self._warned = False
 
     def begin(self) -> None:
-        """Continues the record of an earlier start, unless that was done or is damaged, and writes
-        the files."""
+        """Continues an earlier start's record, unless done or damaged, and writes the files."""
         try:
             # if that is not continued, the next write replaces it
             self._written[STATS] = _read(self._job_dir, STATS)
@@ -126,15 +125,13 @@ class Record:
         self._last = step, now
 
     def write_if_due(self) -> None:
-        """Writes the files if EVERY_S has passed since the last time, or if they do not have the
-        first report yet."""
+        """Writes the files if EVERY_S has passed, or if they lack the first report."""
         if self._clock() >= self._due or (self._lines and not self._written.get(STATS)):
             self.write()
             self._due = self._clock() + EVERY_S[self._job_dir.startswith("gs://")]
 
     def write(self, state: str = "running", **more: Any) -> None:
-        """Writes the files that have changed. A file that cannot be written is tried again by the
-        next call.
+        """Writes the files that have changed; the next call tries again what cannot be written.
 
         `state`, `more`: what result.json says beside the numbers.
         """
@@ -165,7 +162,7 @@ class Record:
             role = "roles/storage.objectUser"
             log_line(
                 f"the numbers of this script cannot be kept in its job directory: {error}; the"
-                f" script goes on; its account needs {role} there (docs/permissions.md)",
+                f" script continues; its account needs {role} there (docs/permissions.md)",
                 "WARNING",
             )
         self._warned = True

@@ -22,8 +22,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from .bootstrap import log_line
 from .script_reports import Record
-from .starter import log_line
 
 if TYPE_CHECKING:
     from trainer.base.limit_watch import LimitWatch
@@ -92,8 +92,7 @@ def main() -> int:
 def _followed(
     process: subprocess.Popen[bytes], reports: BinaryIO, record: Record | None, name: str
 ) -> int:
-    """Waits for the script's end, watches the job's limits meanwhile, records how it ended and
-    returns the exit code.
+    """Watches the script and the job's limits, records the end and returns the exit code.
 
     Signals that end this process are passed on to the script. `reports`: the file of its reports;
     `name`: what messages call the script.
@@ -148,8 +147,7 @@ def _followed(
 
 
 def torch_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables of torch.distributed that follow from CLUSTER_SPEC, for one process on
-    each worker.
+    """Returns torch.distributed's variables from CLUSTER_SPEC, for a process per worker.
 
     RANK 0 is the chief. https://docs.pytorch.org/docs/stable/distributed.html, "Environment
     variable initialization"

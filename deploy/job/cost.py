@@ -159,7 +159,6 @@ def cost_confirmation(
 
 
 def describe_run(status: JobStatus, now: float) -> tuple[str, str]:
-    """Returns run time and cost of the job's machines as texts; the cost is empty if the job has no
-    price label."""
+    """Returns run time and cost of the job's machines as texts; "" without a price label."""
     usd = status.usd(now)
     return format_duration(status.seconds(now)), "" if usd is None else f"{usd:.2f} USD"

@@ -15,10 +15,11 @@ from deploy.job.ledger import UNFINISHED, Submission, sending_alone, submissions
 from deploy.job.sending import Creation, check_resources, look_for, upload_packages
 from deploy.job.vertex_job import VertexJob
 from deploy.job.watching import PrintLine, show, watch_job, with_stop_reason
+from deploy.platform.api_error import ApiError
 from deploy.platform.errors import api_errors, describe_failure, exit_code, stocked_out
 from deploy.platform.gcloud_and_sdk import Session
 from deploy.platform.model_registry import read_registration, register_run
-from deploy.platform.retries import ApiError, retried
+from deploy.platform.retries import retried
 from deploy.platform.vertex_api import STOPPED, JobStatus
 from trainer.base.errors import DONE, USER_MUST_CHANGE, PlatformFault, UserError
 
@@ -67,10 +68,10 @@ class SubmittedJob(VertexJob):
                 earlier.attempts[-1].state = "SUBMITTED"
                 earlier.write()
                 origin = "which the same command submitted before (--again sends another)"
-                say(f"goes on with {self.name}, {origin}")
+                say(f"continues with {self.name}, {origin}")
             else:
                 if earlier:
-                    say(f"goes on where {self.name} stopped at a limit (--again begins anew)")
+                    say(f"continues where {self.name} stopped at a limit (--again starts anew)")
                 self.confirmation(transfer_usd=check_resources(self.jobs)).confirm()
                 self.create()
         return self
@@ -171,7 +172,7 @@ class SubmittedJob(VertexJob):
             last_job = self.record.attempts[-1].job
             raise UserError(
                 f"max_cost={max_cost:g}: {spent:.2f} USD of it are spent, the last by {last_job},"
-                f" and the rest starts no job: to go on, raise it, with --job_dir={job.output}"
+                f" and the rest starts no job: to continue, raise it, with --job_dir={job.output}"
             ) from None
 
     def _set_job(self) -> None:
@@ -182,8 +183,7 @@ class SubmittedJob(VertexJob):
         self._backend = self._open(attempt.project, attempt.region)
 
     def follow(self, print_line: PrintLine = show) -> JobStatus | None:
-        """Follows the job as `wait` does, and prints its log by `print_line`; returns None after
-        Ctrl-C."""
+        """Follows the job as `wait` does, and prints its log; returns None after Ctrl-C."""
         with api_errors(self.gcp):
             while True:
                 backend = self.backend
@@ -220,8 +220,7 @@ class SubmittedJob(VertexJob):
         return status
 
     def finish(self, print_line: PrintLine = show) -> None:
-        """Sends the job unless it has succeeded before, follows it, and returns once it has
-        succeeded.
+        """Sends the job unless it has succeeded before, and follows it until it has.
 
         Raises KeyboardInterrupt after Ctrl-C, while the job goes on, and UserError or PlatformFault
         with the job's exit code if it failed.
@@ -229,7 +228,7 @@ class SubmittedJob(VertexJob):
         say(*self.about)
         status = self.send(takes_finished=True).follow(print_line)
         if status is None:
-            raise KeyboardInterrupt(f"{self.name} goes on: the same call follows it")
+            raise KeyboardInterrupt(f"{self.name} is still running: the same call follows it")
         if code := exit_code(status):
             error = (UserError if code == USER_MUST_CHANGE else PlatformFault)(
                 describe_failure(status) or status.state

@@ -25,8 +25,7 @@ from trainer.base.storage import output_address
 
 
 class Job:
-    """Represents a checked job that can be sent: what runs on its tier, where, with which options,
-    and its spec.
+    """Represents a checked job: what runs on its tier, where, with which options and spec.
 
     `submission` names the job and its folder, unless the options do; `code`: the packages that the
     image may lack, the user's and the trainer's; `limits`: those at which the job ends itself, in
@@ -112,8 +111,7 @@ class Job:
         return Job(self.workload, self.gcp, options, submission, self.code, self.limits)
 
     def request(self, attempt: int = 1) -> CustomJob:
-        """Returns the request that creates the job; its label, unique to each `attempt`, finds the
-        job again."""
+        """Returns the request that creates the job; a label unique to `attempt` finds it again."""
         labels = {}
         with suppress(OSError, KeyError):  # the account may have no name
             labels[USER_LABEL] = re.sub(r"[^a-z0-9_-]", "-", getpass.getuser().lower())[:63]

@@ -57,9 +57,9 @@ class Attempt:
 
 @dataclasses.dataclass
 class Submission:
-    """Holds all attempts of one submission; `command` and `sources`, its packages' addresses,
-    identify what was sent.
+    """Holds all attempts of one submission.
 
+    `command` and `sources`, its packages' addresses, identify what was sent.
     `detached`: nobody follows its job; `folder`: that of a comparison's run, which gets a copy of
         the record.
     """
@@ -129,8 +129,7 @@ def submissions() -> Iterator[Submission]:
 def find_attempt(
     job: str, records: Iterable[Submission] | None = None
 ) -> tuple[Submission, Attempt] | None:
-    """Returns the newest attempt whose job has this name, number, display name or submission; ""
-    stands for any.
+    """Returns the newest attempt whose job has this name, number or submission; "" for any.
 
     `records`: where to look, the newest first; by default the index of this folder. Returns None if
         none has the job.

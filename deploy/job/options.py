@@ -3,14 +3,13 @@
 import re
 from collections.abc import Mapping
 
-from deploy.base.options import options_class, seconds
 from deploy.packaging.credentials import refuse_secret
 from deploy.packaging.images import AUTO, INSTALL, PLAIN_IMAGE
 from deploy.packaging.sources import MOST_MB
 from deploy.platform.gcloud_and_sdk import BACKENDS
 from deploy.tiers.tier import LABEL, PRICE_LABEL
 from trainer.base.errors import UserError
-from trainer.base.settings.fields import as_text, setting
+from trainer.base.settings.fields import Seconds, as_text, options_class, setting
 
 
 def check_labels(labels: Mapping[str, str]) -> None:
@@ -93,8 +92,8 @@ class CodeOptions:
     )
     no_check: bool = setting(
         False,
-        "send without a look here: at a script up to its first fit, at the proof of a model for"
-        " several GPUs",
+        "skip the checks on this machine: of a script up to its first fit, and the proof of a model"
+        " for several GPUs",
     )
     force: bool = setting(
         False,
@@ -105,8 +104,7 @@ class CodeOptions:
 
 @options_class
 class JobOptions(CodeOptions):
-    """Holds the options of a job of Vertex AI beside its tier and program, money in USD and times
-    in seconds.
+    """Holds a job's options beside its tier and program, in USD and seconds.
 
     Its first ten, up to `secret`, change the tier's CustomJobSpec (`deploy.job.spec.machine_spec`),
     so that nobody copies its file to change a word. The last five are options of `submit`, which
@@ -115,16 +113,14 @@ class JobOptions(CodeOptions):
 
     service_account: str = setting("", "the account that the jobs run as", "EMAIL")
     network: str = setting("", "projects/NUMBER/global/networks/NAME, peered", "NAME")
-    spot: bool = setting(False, "on spot machines: cheaper, and they may be taken away")
+    spot: bool = setting(False, "on spot machines, which are cheaper and may be taken away")
     flex_start: bool = setting(
         False,
         "as FLEX_START, which waits for machines (--max_wait), and is cheaper",
     )
-    timeout: float | None = setting(
+    timeout: Seconds | None = setting(
         None,
         "the longest time of a job, as 6h (default: the tier's)",
-        "TIME",
-        read=seconds,
     )
     disk_gb: int | None = setting(
         None,
@@ -167,29 +163,25 @@ class JobOptions(CodeOptions):
     prices: str = setting("", "YAML of your own prices, in USD an hour", "FILE")
     max_cost: float | None = setting(
         None,
-        "the most that a job may cost, each job of a comparison: it is stopped when that is spent",
+        "the most that a job, or each job of a comparison, may cost: it is stopped there",
         "USD",
         once=True,
         unit="USD",
         above=0,
         maximum=999_999,
     )
-    max_wait: float | None = setting(
+    max_wait: Seconds | None = setting(
         None,
         "the longest wait for machines, as 2h: then the job is cancelled, and the next tier or "
         "region tried; as FLEX_START the service ends the wait",
-        "TIME",
-        read=seconds,
     )
-    stop_if_idle: float = setting(
-        0.0,
-        "the job saves and ends itself when all its GPUs are below 10 % for so long, as 30m",
-        "TIME",
-        read=seconds,
+    stop_if_idle: Seconds = setting(
+        Seconds(0),
+        "the job saves and ends itself when all its GPUs stay below 10 % for this time, as 30m",
     )
     stop_if_over: float = setting(
         0.0,
-        "the job saves and ends itself after so many times the upper end of its plan, in hours or"
+        "the job saves and ends itself at this multiple of its plan's upper end, in hours or"
         " USD, as 1.5",
         "FACTOR",
         minimum=1,

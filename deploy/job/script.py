@@ -147,8 +147,7 @@ class Script:
 
     @cached_property
     def files(self) -> dict[str, Path]:
-        """Returns the `sources`; of a module also the requirements.txt in its package, or beside
-        that, on top."""
+        """Returns the `sources`, and of a module also the requirements.txt of its package."""
         files = {**self.sources.files}
         listed = self._home / REQUIREMENT_FILES[0]
         if listed.is_file():
@@ -159,8 +158,7 @@ class Script:
 
     @property
     def _home(self) -> Path:
-        """Returns the folder that may list what the script needs: of a module its package, or the
-        folder of that."""
+        """Returns the folder that may list the requirements: of a module, that of its package."""
         beside = self.command[0] == "-m" and listed_requirements(self.folder) is None
         return self.folder.parent if beside else self.folder
 
@@ -176,8 +174,7 @@ class Script:
         return lines
 
     def requirements(self, gpus: int, *, plain: bool, sources: Sources | None = None) -> list[str]:
-        """Returns what pip installs for the script: what a file lists or, in a `plain` image, what
-        it imports.
+        """Returns what pip installs: what a file lists or, in a `plain` image, what is imported.
 
         Raises UserError for imports that no package index has.
         """

@@ -25,11 +25,12 @@ from deploy.job.ledger import RECORD, Attempt, Submission, watch_hint
 from deploy.packaging.images import TO_BUILD
 from deploy.packaging.packages import Package
 from deploy.platform import buckets
+from deploy.platform.api_error import ApiError
 from deploy.platform.automatic_image import request_image
 from deploy.platform.errors import JobUnknown
 from deploy.platform.readiness import findings
 from deploy.platform.rest import Platform
-from deploy.platform.retries import TELL_S, ApiError, backoff, retried
+from deploy.platform.retries import TELL_S, backoff, retried
 from deploy.platform.vertex_api import JobStatus, console_page
 from deploy.tiers.gcp_config import GcpConfig, transfer_usd_per_gib
 from deploy.tiers.tier import LABEL, Tier
@@ -39,25 +40,9 @@ from trainer.base.storage.local_files import is_running
 
 OpenBackend = Callable[[str, str], Platform]  # (project, region)
 
-SHUTDOWN_WAIT_S = 900.0  # for the machines to shut down
-CANCEL_POLL_S = 5.0
-
-
-def cancel_and_wait(backend: Platform, name: str) -> JobStatus:
-    """Cancels the job and returns its status when it is over, or after SHUTDOWN_WAIT_S."""
-    clock = backend.clock
-    retried(partial(backend.cancel, name), clock)
-    began = clock.now()
-    while True:
-        status = retried(partial(backend.get, name), clock)
-        if status.over or clock.now() - began > SHUTDOWN_WAIT_S:
-            return status
-        clock.sleep(CANCEL_POLL_S)
-
 
 def originals(jobs: Sequence[JobStatus]) -> dict[str, JobStatus]:
-    """Returns, by the name of each job of one submission, oldest first, the job that it duplicates,
-    or itself.
+    """Returns the job that each job of a submission, oldest first, duplicates, or itself.
 
     A job that was created before an older one was over is its duplicate. One that was created later
     is none: somebody ran the printed command again.
@@ -99,8 +84,7 @@ SILENT_S = 300.0
 
 
 class Creation:
-    """Creates a job, as the next attempt of a submission, in a job directory that it reserves for
-    this submission."""
+    """Creates the next job of a submission, in a job directory that it reserves."""
 
     def __init__(self, job: Job, record: Submission, open_backend: OpenBackend) -> None:
         project = job.gcp.project
@@ -168,7 +152,7 @@ class Creation:
             attempt.error = ""
             record.write()
             tell(
-                f"{attempt.job} was created and goes on: {watch_hint(attempt.job)}; the same"
+                f"{attempt.job} was created and is running: {watch_hint(attempt.job)}; the same"
                 " command follows it"
             )
             # its argument says that a message was printed
@@ -196,8 +180,7 @@ class Creation:
             tell(f"warning: {error}: make sure that no other job writes to {self._attempt.output}")
 
     def _request_job(self) -> None:
-        """Creates the job and records its name; after a lost response it looks for the job before
-        it sends another.
+        """Creates the job and records its name; after a lost response it first looks for the job.
 
         Raises JobUnknown if a job may have been created and none is listed, and UserError if
         another submission took the directory meanwhile, for example while this machine slept.

@@ -14,7 +14,7 @@ from typing import Any
 from deploy.job.cost import paid_seconds
 from deploy.job.options import JobOptions
 from deploy.job.workload import CHECK, SECRETS, TASK, WorkerProgram, Workload, check_trackers
-from deploy.packaging.images import STARTER, Image, set_variables, write_start
+from deploy.packaging.images import BOOTSTRAP, Image, set_variables, write_start
 from deploy.packaging.packages import CodeArchive, Package
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.machine_table import load_machines
@@ -42,8 +42,7 @@ _NAMED = (
 
 
 def machine_spec(options: JobOptions, spec: Spec, name: str) -> tuple[Spec, str]:
-    """Returns the spec of a tier's file after the flags that change its machines, and for messages
-    `name` with these.
+    """Returns a tier's spec after the flags that change its machines, and its new name.
 
     Raises UserError if `spec` is malformed.
     """
@@ -118,8 +117,7 @@ def job_spec(
     output: str,
     limits: str,
 ) -> tuple[dict[str, Any], tuple[Package, ...], WorkerProgram]:
-    """Returns the spec of the job that runs `work` and writes to `output`, what is shipped for it,
-    and what its workers run.
+    """Returns the spec of a job that runs `work`, what is shipped, and what its workers run.
 
     `packages`: the user's and the trainer's, which may be in the image already; `limits`: those at
         which the job ends itself. Raises UserError for what would fail there.
@@ -191,7 +189,7 @@ def job_spec(
             preparation["requirements"] = ["--no-deps"] if preparation["packages"] else []
         if program.script:
             preparation["script"] = program.script
-        shipped.append(STARTER)
+        shipped.append(BOOTSTRAP)
     machine = table.machines.get(tier.machine_type)
     rdma = tier.workers > 1 and machine and machine.rdma
     for place, pool in enumerate(spec["workerPoolSpecs"]):

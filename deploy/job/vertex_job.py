@@ -14,8 +14,8 @@ from typing import Any, TextIO
 
 from deploy.base.console import printed_on
 from deploy.job.ledger import Attempt, Submission
-from deploy.job.sending import cancel_and_wait, cancel_duplicate, originals
-from deploy.job.watching import PrintLine, show, watch_job, with_stop_reason
+from deploy.job.sending import cancel_duplicate, originals
+from deploy.job.watching import PrintLine, cancel_and_wait, show, watch_job, with_stop_reason
 from deploy.platform import buckets
 from deploy.platform.errors import JobUnknown, api_errors, exit_code
 from deploy.platform.rest import Platform
@@ -33,8 +33,7 @@ KERAS_FILE = "model.keras"
 
 @dataclasses.dataclass(frozen=True)
 class RunResult:
-    """Holds what a run left in result.json: how it ended, its steps, its seconds, and its last
-    losses and metrics.
+    """Holds result.json: how a run ended, its steps, seconds, last losses and metrics.
 
     `content`: the whole file; `place`: the job directory.
     """
@@ -48,8 +47,7 @@ class RunResult:
 
     @property
     def history(self) -> dict[str, list[float | None]]:
-        """Returns what Keras's `fit` returns as History.history: by name, the value of each
-        epoch."""
+        """Returns Keras's History.history: by name, the value of each epoch."""
         return {**mapping(self.content, "history")}
 
     def model(self) -> Any:
@@ -136,8 +134,7 @@ class VertexJob:
 
     @property
     def exit_code(self) -> int:
-        """Returns the exit code that `watch` has for the end of the job; 75 while the job goes
-        on."""
+        """Returns the exit code that `watch` has for the job's end; 75 while it runs."""
         status = self.status
         return exit_code(status) if status.over else INTERRUPTED
 
@@ -150,8 +147,7 @@ class VertexJob:
             return self.follow() or self.status
 
     def follow(self, print_line: PrintLine = show) -> JobStatus | None:
-        """Follows the job as `wait` does, and prints its log by `print_line`; returns None after
-        Ctrl-C."""
+        """Follows the job as `wait` does, and prints its log; returns None after Ctrl-C."""
         with api_errors(self.gcp):
             status = watch_job(self.backend, self.name, print_line)
         if status:
@@ -182,14 +178,12 @@ class VertexJob:
         return [line for _, line in lines]
 
     def cancel(self, stream: TextIO | None = None) -> JobStatus:
-        """Cancels the job and the duplicates that a lost response made, and waits until it is
-        over."""
+        """Cancels the job and any duplicates of it, and waits until it is over."""
         with printed_on(stream):
             return self.stop()
 
     def stop(self, confirm: Callable[[JobStatus], object] = lambda status: None) -> JobStatus:
-        """Cancels as `cancel` does; `confirm` gets the status first, and raises UserError if the
-        job is to go on."""
+        """Cancels the job unless `confirm`, which gets its status, raises UserError."""
         backend = self.backend
         with api_errors(self.gcp):
             status = retried(partial(backend.get, self.name), backend.clock)
@@ -227,8 +221,7 @@ class VertexJob:
         return RunResult.read(buckets.read_text(f"{self.output}/{RESULT}")[0], self.output)
 
     def model(self) -> Any:
-        """Returns the trained keras.Model, which Keras loads from the bucket without the code of
-        this package."""
+        """Returns the trained keras.Model, loaded from the bucket without this package's code."""
         return load_model(self.output)
 
     def _record(self, status: JobStatus) -> None:

@@ -11,11 +11,12 @@ from functools import partial
 from deploy.base.console import say, tell
 from deploy.job.cost import describe_run, format_duration
 from deploy.job.ledger import watch_hint
-from deploy.job.sending import cancel_and_wait, cancel_duplicates
+from deploy.job.sending import cancel_duplicates
 from deploy.platform import buckets
+from deploy.platform.api_error import ApiError
 from deploy.platform.errors import JobUnknown, describe_error, describe_failure, exit_code
 from deploy.platform.rest import Platform
-from deploy.platform.retries import ApiError, Clock, retried
+from deploy.platform.retries import Clock, retried
 from deploy.platform.vertex_api import STOPPED, JobStatus, WatchLine
 from deploy.tiers.tier import LABEL
 from trainer.base.errors import FAULT, INTERRUPTED, PlatformFault, UserError, reason
@@ -32,6 +33,8 @@ from trainer.base.run_files.job_files import (
     whole,
 )
 
+SHUTDOWN_WAIT_S = 900.0  # for the machines to shut down
+CANCEL_POLL_S = 5.0
 LOG_POLL_S = 10.0
 LATE_S = 60.0  # an entry may appear in the logs this long after its timestamp
 LAST_LOGS_S = 15.0  # wait after the end for entries that have not arrived yet
@@ -59,8 +62,7 @@ class LogTail:
         self._last_error = ""  # the last one printed, so that it is printed once
 
     def print_new(self, retry_s: float = 0.0) -> None:
-        """Prints new entries; errors do not end the watch, because the next read returns the same
-        entries."""
+        """Prints new entries; after an error the next read returns the same entries."""
         try:
             logs = partial(self._backend.logs, self._name, max(self._newest - LATE_S, 0.0))
             entries = retried(logs, self._backend.clock, retry_s)
@@ -199,7 +201,7 @@ def watch_job(
         and exit_code(status) in (INTERRUPTED, FAULT)
     ):
         say(
-            "to go on from its last checkpoint, if it saved one: "
+            "to continue from its last checkpoint, if it saved one: "
             f"{'the same command, elsewhere ' * (status.state == STOPPED)}"
             f"the same command with --job_dir={status.output}"
         )
@@ -210,8 +212,7 @@ _UNREADABLE = (UserError, PlatformFault, ValueError, AttributeError, TypeError)
 
 
 def with_bill(status: JobStatus, now: float) -> JobStatus:
-    """Returns the status of `with_stop_reason`, and records the time and cost of a job that is over
-    in its directory.
+    """Returns the status of `with_stop_reason`; records an ended job's time and cost.
 
     The time is that from its start to its end, with all restarts; the cost is in USD, null without
     a price label. Nothing is recorded if the directory cannot be written.
@@ -230,8 +231,7 @@ def with_bill(status: JobStatus, now: float) -> JobStatus:
 
 
 def with_stop_reason(status: JobStatus) -> JobStatus:
-    """Returns the status of a job, STOPPED with the reason if its result.json says that it ended
-    itself."""
+    """Returns the status; STOPPED, with the reason, if result.json says the job ended itself."""
     with suppress(*_UNREADABLE):
         if status.state == "SUCCEEDED" and status.limited:
             result = json.loads(_read(status, RESULT))
@@ -251,8 +251,7 @@ RECENT = 10  # reports from which the speed is computed
 
 
 class LiveLines:
-    """Makes the lines of progress of a running job: step and cost, at most every LIVE_S, and each
-    problem once."""
+    """Makes lines of progress: step and cost, at most every LIVE_S, and each problem once."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -260,8 +259,7 @@ class LiveLines:
         self._printed = set[str]()
 
     def lines(self, status: JobStatus) -> Iterator[str]:
-        """Yields the lines that are due, and the link of an interactive shell as soon as there is
-        one."""
+        """Yields the lines that are due, and the link of an interactive shell once there is one."""
         news = {uri: f"a shell in {worker}: {uri}" for worker, uri in status.shells.items()}
         # Another program's job may have no job directory.
         if status.state == "RUNNING" and status.output and self._clock.now() >= self._due:
@@ -286,8 +284,7 @@ class LiveLines:
 
 
 def summary(entries: Sequence[StatsEntry], total_steps: int) -> str:
-    """Returns the progress of a run in words, from the entries of its stats.jsonl; "" if it has not
-    reported."""
+    """Returns a run's progress in words, from its stats.jsonl; "" without a report."""
     reports = [entry for entry in entries if entry["kind"] == "report"]
     reports = [report for report in reports if number(report.get("seconds")) is not None]
     if not reports:
@@ -309,3 +306,15 @@ def summary(entries: Sequence[StatsEntry], total_steps: int) -> str:
         if loss is not None:
             losses.append(f"{name} {loss:.4g}")
     return ", ".join(filter(None, [f"step {step:,}{share}", remaining, *losses]))
+
+
+def cancel_and_wait(backend: Platform, name: str) -> JobStatus:
+    """Cancels the job and returns its status when it is over, or after SHUTDOWN_WAIT_S."""
+    clock = backend.clock
+    retried(partial(backend.cancel, name), clock)
+    began = clock.now()
+    while True:
+        status = retried(partial(backend.get, name), clock)
+        if status.over or clock.now() - began > SHUTDOWN_WAIT_S:
+            return status
+        clock.sleep(CANCEL_POLL_S)

@@ -27,7 +27,7 @@ LAUNCH = "trainer.launch"
 CHECK = "trainer.check"  # the module that checks a tier's GPUs
 # the module that runs a script here; a job has it in its archive
 WORKER = "deploy.in_job.script_worker"
-# the variable in which a job's starter finds JSON: a secret's version for each variable
+# the variable in which a job's bootstrap finds JSON: a secret's version for each variable
 SECRETS = "TRAINER_SECRETS"
 
 # What the user wants to run, before its settings are resolved for a tier.
@@ -71,8 +71,7 @@ class _OnTier:
 
 @dataclasses.dataclass(frozen=True)
 class Training(_OnTier):
-    """Holds what is to be trained on a tier: the flags that were given, and the settings they
-    resolve to there."""
+    """Holds a training on a tier: the given flags, and the settings that follow there."""
 
     overrides: Overrides
     config: TrainConfig
@@ -221,7 +220,7 @@ def workload_on(tier: Tier, program: Program) -> Training | ScriptRun:
     # The settings: those of the tier's file, over which the user's win.
     arguments = task_of(tier.spec["workerPoolSpecs"][0]).get("args", [])
     of_file = Overrides.parse(arguments, program.folder)
-    config = of_file.replace(**{**program.values, "expect_devices": expected}).resolve()
+    config = of_file.replace(**{**program.values, "expect_devices": expected}).config
     check_devices(tier, config)
     # What runs, in words.
     subject = str(program.values.get("recipe") or program.values.get("model") or "job")
@@ -238,8 +237,7 @@ SPOT_INTERVAL_S = 15 * 60  # the most work that a preemption should cost
 
 
 def check_devices(tier: Tier, config: TrainConfig) -> None:
-    """Raises UserError unless a chief and identical workers can train on the tier, and the batch
-    divides over them."""
+    """Raises UserError unless the tier can train, and the batch divides over its workers."""
     pools = tier.spec["workerPoolSpecs"]
     if len(pools) > 2:
         raise UserError(

@@ -148,8 +148,8 @@ def remembered() -> BuiltImage | None:
 
 
 IN_JOB = Path(__file__).parents[1] / "in_job"
-# The command of a job: downloads the starter with a token of the job's account, checks its SHA-256
-# and runs it.
+# The command of a job: downloads the bootstrap with a token of the job's account, checks its
+# SHA-256 and runs it.
 START = """\
 import hashlib, json, os, sys, time, urllib.parse, urllib.request
 def read(url, headers):
@@ -175,30 +175,30 @@ _INSTALL_MINUTES = {True: 4, False: 2}
 
 
 @dataclasses.dataclass(frozen=True)
-class Starter(Package):
+class Bootstrap(Package):
     """Represents the program that prepares a job's machine: one file, which is uploaded as it
     is."""
 
     def build(self) -> Path:
-        return IN_JOB / "starter.py"
+        return IN_JOB / "bootstrap.py"
 
     def uri(self, bucket: str) -> str:
-        return f"{bucket}/packages/{self.sha256}/starter.py"
+        return f"{bucket}/packages/{self.sha256}/bootstrap.py"
 
 
-STARTER = Starter("starter", "0", {})
+BOOTSTRAP = Bootstrap("bootstrap", "0", {})
 
 
 def write_start(task: dict[str, Any], plan: Mapping[str, Any], gpus: int, bucket: str) -> None:
-    """Changes a containerSpec so that its command is the starter, which gets `plan`; the tier's own
-    variables win.
+    """Makes the bootstrap the command of a containerSpec; the tier's own variables win.
 
-    `gpus`: the GPUs of the machine if its image does not say where their driver is, else 0.
+    plan: what the bootstrap gets.
+    gpus: the GPUs of the machine if its image does not say where their driver is, else 0.
     """
     variables = {"TRAINER_START": json.dumps({"gpus": gpus, **plan}), "PYTHONUNBUFFERED": "1"}
     if gpus:
         variables |= _DRIVER
-    task["command"] = ["python3", "-c", START, STARTER.uri(bucket)]
+    task["command"] = ["python3", "-c", START, BOOTSTRAP.uri(bucket)]
     set_variables(task, variables, replace=False)
 
 

@@ -59,7 +59,7 @@ def cost_lines(jobs: Iterable[Job]) -> list[str]:
             usd = priced.usd.text("{:.2f}".format, " USD")
             line = f"its plan estimates {usd} as {STRATEGIES[tier.strategy]}, {time_of(priced)}"
             limit = format_duration(tier.timeout_s)
-            line = f"{line}; after {limit} it ends, and the same command goes on"
+            line = f"{line}; after {limit} it ends, and the same command resumes it"
             if priced.usd.middle > tier.most_usd:
                 # --max_cost sets a timeout of whole seconds, whose cost is lower by less than the
                 # price of a second.

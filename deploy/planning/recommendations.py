@@ -126,7 +126,7 @@ def answers(
         each_step = f"{figures(1e3 * forecast.step.middle, 2)} ms a step"
         trained = f"{span(training / 3600)} training at {each_step}"
         yield Answer("the time", f"{installed}{starting} starting, {trained}")
-        source = "as on an H100" if forecast.kind.startswith(CONSTANTS.card) else "by rates alone"
+        source = "as on an H100" if forecast.kind.startswith(CONSTANTS.card) else "from data sheets"
         source = "by steps on this CPU" if forecast.basis == BY_CPU else source
         predicted = f"{source}; surer: --measure={forecast.tier}"
         basis = f"measured on {forecast.measured}" if forecast.measured else predicted

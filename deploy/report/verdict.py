@@ -116,7 +116,7 @@ def _advice(rows: Rows) -> Iterator[str]:
             prices.append(f"{row.tier} {money(row.price_per_hour or 0.0)} as {strategy}")
         yield (
             f"An hour costs {', '.join(prices)}. Google may take spot machines away at any time:"
-            " the run then goes on from its last checkpoint, and ends later."
+            " the run then resumes from its last checkpoint, and ends later."
         )
 
 

@@ -16,8 +16,7 @@ from trainer.base.storage.login import gcloud_property
 
 @dataclass(frozen=True)
 class GcpConfig:
-    """Holds where a job runs: the project (may be empty if nothing is sent), the region, and the
-    bucket.
+    """Holds where a job runs: the project ("" if nothing is sent), the region, the bucket.
 
     The bucket is gs://NAME or gs://NAME/PREFIX, without a trailing slash.
     """
@@ -28,8 +27,7 @@ class GcpConfig:
 
 
 def read_gcp_config(project: str, region: str, bucket: str) -> GcpConfig:
-    """Returns where a job runs, from the values of flags or, if these are empty, from gcloud's
-    configuration.
+    """Returns where a job runs, from flags or, if these are empty, from gcloud.
 
     The project may be missing. Raises UserError for a missing region or bucket, or the first
     malformed value.
@@ -40,8 +38,7 @@ def read_gcp_config(project: str, region: str, bucket: str) -> GcpConfig:
 
 
 def needed_region(flag: str) -> str:
-    """Returns the region of the flag, or else gcloud's. Raises UserError if neither is set, or it
-    is not a region."""
+    """Returns the region of the flag, or else gcloud's. Raises UserError without a valid one."""
     region = read_region(flag)
     if not region:
         raise UserError(
@@ -52,8 +49,7 @@ def needed_region(flag: str) -> str:
 
 
 def regions_in(text: str) -> list[str]:
-    """Returns the regions in "a,b", each once; [""] for empty text. Raises UserError for one
-    without training."""
+    """Returns the regions in "a,b", each once; [""] for "". Raises UserError for a bad one."""
     return (
         [checked_region(name.strip()) for name in dict.fromkeys(text.split(","))] if text else [""]
     )
@@ -65,8 +61,10 @@ def read_region(flag: str) -> str:
 
 
 def read_project(flag: str) -> str:
-    """Returns the project of the flag, or else gcloud's; "" if neither is set. Raises UserError if
-    it is malformed."""
+    """Returns the project of the flag, or else gcloud's; "" without one.
+
+    Raises UserError if it is malformed.
+    """
     project = flag or gcloud_property("core", "project")
     # An ID, with a domain in old ones (example.com:my-project), or a number.
     if project and not re.fullmatch(r"[a-z0-9][a-z0-9.:-]*", project):
@@ -86,8 +84,7 @@ def needed_project(flag: str) -> str:
 
 
 def checked_region(region: str) -> str:
-    """Returns `region`. Raises UserError unless it is a region, not a zone, that has Vertex AI
-    training."""
+    """Returns `region`. Raises UserError unless Vertex AI trains in this region."""
     regions = load_machines().regions
     if region not in regions:
         raise UserError(
@@ -98,8 +95,7 @@ def checked_region(region: str) -> str:
 
 
 def checked_address(flag: str, address: str) -> str:
-    """Returns the gs:// address of a flag without a trailing slash. Raises UserError if it is
-    missing or malformed."""
+    """Returns a flag's gs:// address without a trailing slash. Raises UserError for others."""
     if not address:
         raise UserError(
             f"{flag} is missing: use --{flag}=gs://NAME, a bucket of yours in the job's region"
@@ -117,8 +113,7 @@ class NoMachines(UserError):
 
 
 def check_region(tier: Tier, gcp: GcpConfig) -> None:
-    """Raises NoMachines if neither of Google's two pages on regions lists the tier's accelerator
-    for the job's."""
+    """Raises NoMachines if Google lists no accelerator of the tier in the job's region."""
     accelerator = load_machines().accelerators.get(tier.accelerator_type)
     regions = (
         [*chain(accelerator.regions, *accelerator.one_page.values())]
@@ -146,8 +141,7 @@ _DUAL_REGIONS = {
 
 
 def transfer_usd_per_gib(bucket: str, region: str, location: str) -> float:
-    """Returns the price of reading a GiB of the bucket from the region: 0 in the same place, nan if
-    it is not known.
+    """Returns the price of reading a GiB of the bucket: 0 in the same place, nan if unknown.
 
     `location`: the bucket's location, as Cloud Storage states it:
         https://cloud.google.com/storage/docs/locations. If it is empty, the location is not known,

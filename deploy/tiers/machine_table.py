@@ -46,13 +46,11 @@ class Price:
         return {"SPOT": self.spot, "FLEX_START": self.flex_start}.get(strategy, self.list)
 
     def known_under(self, strategy: str) -> float | None:
-        """Returns the same as `under`, but None for a lower bound, on which no limit and no cost
-        may be based."""
+        """Returns `under`, but None for a lower bound, on which nothing may be based."""
         return None if self.lower_bound else self.under(strategy)
 
     def plus(self, other: Price, count: float = 1) -> Price:
-        """Returns the sum of this price and of `count` times another; a kind is None if one of the
-        two is."""
+        """Returns the sum of this price and `count` times another; None where one of them is."""
         usd = {kind: (getattr(self, kind), getattr(other, kind)) for kind in KINDS}
         sums = {
             kind: None if None in pair else pair[0] + count * pair[1] for kind, pair in usd.items()
@@ -67,8 +65,10 @@ FREE = Price(0.0, 0.0, 0.0)
 
 @dataclass(frozen=True)
 class Rates:
-    """Holds the rates in a GPU's data sheet. `tflops`: TFLOP/s by arithmetic, of
-    trainer.base.settings.accelerators."""
+    """Holds a GPU's rates by its data sheet.
+
+    tflops: TFLOP/s by arithmetic, of trainer.base.settings.accelerators.
+    """
 
     tflops: Mapping[str, float] = dataclasses.field(hash=False)
     memory_gb_per_s: float
@@ -98,9 +98,9 @@ class Accelerator:
 
 @dataclass(frozen=True)
 class Machine:
-    """Describes a machine type. `counts`: how many of each accelerator it may have, by the
-    accelerator's name.
+    """Describes a machine type.
 
+    `counts`: how many of each accelerator it may have, by the accelerator's name.
     `attached`: accelerators are optional, at an extra price. `local_ssd_gib`: the local SSD that
         comes with it. `rdma`: its GPUs can reach those of other machines without the host, if NCCL
         is configured for it.
@@ -121,8 +121,10 @@ class Machine:
 
 @dataclass(frozen=True)
 class Machines:
-    """Holds the whole table. `region`, `date`: where and when the prices hold; `regions`: those
-    that have training."""
+    """Holds the whole table.
+
+    `region`, `date`: where and when the prices hold; `regions`: those that have training.
+    """
 
     region: str
     date: str
@@ -132,8 +134,7 @@ class Machines:
     machines: Mapping[str, Machine]
 
     def options(self) -> Iterator[tuple[Machine, str, int]]:
-        """Yields every machine with each accelerator, by name, and each number of them that it may
-        have, or none."""
+        """Yields every machine with each accelerator and number of them that it may have."""
         for machine in self.machines.values():
             if machine.attached:
                 yield machine, "", 0
@@ -141,8 +142,7 @@ class Machines:
                 yield from ((machine, name, count) for count in counts)
 
     def price(self, machine_type: str, accelerator: str, count: int) -> Price:
-        """Returns the price of one machine with `count` accelerators; Price() for an unknown
-        machine."""
+        """Returns the price of a machine with `count` accelerators; Price() if unknown."""
         machine = self.machines.get(machine_type)
         if machine is None:
             return Price()
@@ -194,8 +194,7 @@ def _read_table() -> Machines:
 
 
 def _price(facts: Mapping[str, Any], prices: Mapping[str, Any]) -> Price:
-    """Returns Compute Engine's prices plus the fee. The local SSD, which is part of the list price,
-    bears no fee."""
+    """Returns Compute Engine's prices plus the fee, which the local SSD does not bear."""
     usd_by_kind = facts.get("price", {})
     local_ssd = facts.get("local_ssd_gib", 0) * prices["local_ssd_gib_month"] / HOURS_A_MONTH
     fee = prices["fee"] * (usd_by_kind["list"] - local_ssd) if "list" in usd_by_kind else 0.0
@@ -206,8 +205,7 @@ def _price(facts: Mapping[str, Any], prices: Mapping[str, Any]) -> Price:
 
 
 def load_machines(file: str = "") -> Machines:
-    """Returns the table, in which the prices of a user's file replace its own. Raises UserError for
-    an invalid file.
+    """Returns the table, with the prices of a user's file. Raises UserError for a bad file.
 
     A line of the file is `NAME: USD` or `NAME: {list: USD, spot: USD, flex_start: USD}`, each in
     USD an hour, with the name of a machine type or an accelerator.

@@ -43,8 +43,7 @@ FLEX_START = re.compile(
 
 
 def check_spec(spec: Spec, name: str) -> None:
-    """Raises UserError, with a message that begins with `name`, for the first error in a
-    CustomJobSpec."""
+    """Raises UserError, beginning with `name`, for the first error in a CustomJobSpec."""
     check_value(spec, "CustomJobSpec", name)
     pools = spec["workerPoolSpecs"]
     table = load_machines()
@@ -150,8 +149,7 @@ def check_spec(spec: Spec, name: str) -> None:
 
 
 def check_format(field: str, text: Any, where: str) -> None:
-    """Raises UserError, naming the place `where`, unless the text has the format of `field` in
-    schema.yaml.
+    """Raises UserError, naming `where`, unless the text has the format of `field` in schema.yaml.
 
     `field`: the key of a format, such as "ContainerSpec.imageUri".
     """
@@ -161,8 +159,7 @@ def check_format(field: str, text: Any, where: str) -> None:
 
 
 def check_value(value: Any, kind: str, where: str) -> None:
-    """Raises UserError, naming the place in the spec, for the first part of `value` that is not of
-    the type `kind`.
+    """Raises UserError, naming the place, for the first part of `value` that is no `kind`.
 
     `kind`: a type of schema.yaml; `where`: the place of `value`.
     """
@@ -220,8 +217,7 @@ def _shown(value: Any) -> str:
 
 
 def machine_of(pool: Spec) -> tuple[str, str, int]:
-    """Returns the machine type of a worker pool, its accelerator type, and how many accelerators
-    each machine has."""
+    """Returns a pool's machine type, accelerator type, and accelerators per machine."""
     machine = pool.get("machineSpec", {})
     count = int(machine.get("acceleratorCount", 0))
     return machine.get("machineType", ""), machine.get("acceleratorType", ""), count
@@ -233,8 +229,7 @@ def task_of(pool: Spec) -> Any:
 
 
 def check_same_region(name: str, resource: str, region: str) -> None:
-    """Raises UserError if a resource, projects/PROJECT/locations/REGION/…, is in another region
-    than the job.
+    """Raises UserError if a resource, projects/P/locations/R/…, is in another region.
 
     `name`: what the message calls the resource.
     """

@@ -27,8 +27,7 @@ COPIES = Path(__file__).parents[1] / "checkout"
 
 
 def beside(name: str) -> Path:
-    """Returns the path of a file or folder of the checkout, or of its copy if the package is
-    installed."""
+    """Returns the path of a file of the checkout, or of its copy in an installed package."""
     return (ROOT if (ROOT / "setup.py").is_file() else COPIES) / name
 
 
@@ -40,8 +39,7 @@ DEFAULT_TIMEOUT_S = 7 * 24 * 3600.0  # Vertex AI's timeout of a job that states 
 
 @dataclass(frozen=True)
 class TierFacts:
-    """Holds what a comparison needs of a tier: `workers` machines, each with `accelerators` GPUs
-    (0: it uses its CPU).
+    """Holds a tier's `workers`, each with `accelerators` GPUs (0: it uses its CPU).
 
     The price is in USD an hour, for all machines; None if it is not known.
     """
@@ -60,22 +58,22 @@ class TierFacts:
 
     @property
     def devices(self) -> int:
-        """Returns the number of replicas: accelerators of all workers, or one for each CPU
-        worker."""
+        """Returns the number of replicas: all accelerators, or one for each CPU worker."""
         return max(1, self.accelerators) * self.workers
 
     @property
     def machine(self) -> str:
-        """Returns the machines as text: `2 x g2-standard-24 + 2 x NVIDIA_L4`, or without `2 x ` for
-        one machine."""
+        """Returns the machines as text, such as `2 x g2-standard-24 + 2 x NVIDIA_L4`."""
         gpus = f" + {self.accelerators} x {self.accelerator_type}" if self.accelerators else ""
         return (f"{self.workers} x " if self.workers > 1 else "") + self.machine_type + gpus
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tier(TierFacts):
-    """Holds machines with their price. `spec`: the CustomJobSpec of the tier's file, after the
-    flags that change it."""
+    """Holds machines with their price.
+
+    `spec`: the CustomJobSpec of the tier's file, after the flags that change it.
+    """
 
     spec: Spec
     price: Price  # of all machines, with their boot disks, under each scheduling strategy
@@ -113,8 +111,7 @@ class Tier(TierFacts):
 
     @property
     def usd_by_strategy(self) -> dict[str, float | None]:
-        """Returns USD an hour of all machines, by the strategies under which they are offered; None
-        if not known.
+        """Returns USD an hour of all machines by the strategies on offer; None if not known.
 
         A price that the user gave for the tier counts for the tier's own strategy. The machines of
         a persistent resource are there already.
@@ -132,14 +129,12 @@ class Tier(TierFacts):
 
     @property
     def most_usd(self) -> float | None:
-        """Returns the cost in USD of a job that runs until its timeout; None if the price is not
-        known."""
+        """Returns a job's cost in USD until its timeout; None without a known price."""
         return None if self.price_per_hour is None else self.price_per_hour * self.timeout_s / 3600
 
     @property
     def bound_per_hour(self) -> float | None:
-        """Returns an upper bound of USD an hour: the tier's price or, if it is not known, the
-        highest other price.
+        """Returns an upper bound of USD an hour: the tier's price, else the highest other price.
 
         Returns None if no price is known.
         """
@@ -148,8 +143,7 @@ class Tier(TierFacts):
 
     @property
     def bound_usd(self) -> float | None:
-        """Returns an upper bound of a job's cost in USD until its timeout; None if no price of the
-        tier is known."""
+        """Returns an upper bound of a job's cost in USD until its timeout; None without a price."""
         return None if self.bound_per_hour is None else self.bound_per_hour * self.timeout_s / 3600
 
 
@@ -164,8 +158,10 @@ def _unchanged(spec: Spec, name: str) -> tuple[Spec, str]:
 
 
 def load_tier(name: str, price_file: str = "", changes: Changes = _unchanged) -> Tier:
-    """Reads a tier from a YAML file, or by its name in job_configs/. Raises UserError if Vertex AI
-    could not run it."""
+    """Reads a tier from a YAML file, or by its name in job_configs/.
+
+    Raises UserError if Vertex AI could not run it.
+    """
     path = find_tier(name)
     return _tier(path.stem, read_yaml(path, path.name), path.name, price_file, changes)
 
@@ -219,8 +215,10 @@ def machine_tier(
 def _tier(
     name: str, spec: Mapping[str, Any], origin: str, price_file: str, changes: Changes
 ) -> Tier:
-    """Returns the tier of a spec after `changes`, with its price. Raises UserError, naming
-    `origin`, for a bad spec."""
+    """Returns the tier of a spec after `changes`, with its price.
+
+    Raises UserError, naming `origin`, for a bad spec.
+    """
     spec, origin = changes(spec, origin)
     check_spec(spec, origin)
     table = load_machines(price_file)
@@ -242,8 +240,7 @@ def _tier(
 
 
 def find_tier(name: str) -> Path:
-    """Returns the file of a tier, given by its path or its name in job_configs/. Raises UserError
-    if there is none."""
+    """Returns the file of a tier, by its path or its name in job_configs/, or raises UserError."""
     file = name if name.endswith((".yaml", ".yml")) else f"{name}.yaml"
     for path in (Path(file), Path("job_configs") / file, JOB_CONFIGS / file):
         if os.path.isfile(path):
@@ -263,8 +260,7 @@ def tier_names() -> list[str]:
 
 
 def check_tiers(names: Iterable[str], known: Sequence[str], flag: str = "") -> None:
-    """Raises UserError for the first of `names` that is not in `known`. `flag`: the flag that gave
-    it, if any."""
+    """Raises UserError for the first of `names` not in `known`. `flag`: which gave it, if any."""
     for name in names:
         if name not in known:
             named = f"{flag}={name}" if flag else name

@@ -130,7 +130,7 @@ def test_a_setting_may_be_emptied(typed: Command) -> None:
             1,
             "error: Cloud Storage fails: run the same command again later\n",
         ),
-        (KeyboardInterrupt(), 75, "stopped: run the same command again to go on\n"),
+        (KeyboardInterrupt(), 75, "stopped: run the same command again to continue\n"),
         (KeyboardInterrupt("projects/p/…/7"), 75, ""),  # the verb has said what became of its job
     ],
 )
@@ -159,8 +159,8 @@ SENDS = (
 @pytest.mark.parametrize(
     ("first", "code", "error"),
     [
-        (SENDS.format("signal.SIGTERM"), 75, "stopped: run the same command again to go on\n"),
-        (SENDS.format("signal.SIGHUP"), 75, "stopped: run the same command again to go on\n"),
+        (SENDS.format("signal.SIGTERM"), 75, "stopped: run the same command again to continue\n"),
+        (SENDS.format("signal.SIGHUP"), 75, "stopped: run the same command again to continue\n"),
         ("atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))", 0, ""),
     ],
 )

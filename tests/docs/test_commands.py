@@ -30,7 +30,7 @@ from tests.docs.stand_ins import make_stand_ins
 from tests.fixtures import Capture, Patch
 from trainer import check, evaluate, generate, launch, plan, predict
 from trainer.base.settings.fields import fields_of, flag_name, parse_options
-from trainer.base.settings.request import Overrides, first_values, parse_request, resolve
+from trainer.base.settings.request import Overrides, first_values, parse_request
 from trainer.data import prepare
 
 COMMANDS = documented()
@@ -182,12 +182,12 @@ def module_exists(command: Command, session: Session) -> None:
 
 RULES: Mapping[str, Rule] = {
     # These only parse their flags: they train for a while, or need a trained model.
-    "trainer.task": lambda command, session: resolve(command.arguments),
+    "trainer.task": lambda command, session: Overrides.parse(command.arguments).config,
     "trainer.check": lambda command, session: parse_request(
         check.CheckOptions, command.arguments, check.USAGE
     ),
     "trainer.launch": lambda command, session: ends_well(
-        len(launch.read_launch(command.arguments)) != 2
+        not launch.read_launch(command.arguments)[-1]
     ),
     "trainer.plan": lambda command, session: parse_request(
         plan.PlanFlags, command.arguments, plan.USAGE
@@ -239,7 +239,7 @@ def test_a_documented_command_works(
     if "--help" in command.words:
         with contextlib.suppress(SystemExit):  # argparse ends the process
             (
-                resolve(command.arguments)
+                Overrides.parse(command.arguments)
                 if command.words[2] == "trainer.task"
                 else deploy([*command.words[3:]])
             )

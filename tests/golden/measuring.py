@@ -15,7 +15,7 @@ import numpy.typing as npt
 from tests.golden.comparison import losses_apart, moment
 from tests.support import resolved
 from trainer.base.settings.train_config import TrainConfig
-from trainer.checks.on_gpus import ORDERS, runner_and_rows
+from trainer.checks.on_gpus import PERMUTATION_SEEDS, runner_and_rows
 from trainer.cluster.strategy import make_replicas
 from trainer.run.training_setup import TrainingSetup, build_setup, starting_weights
 from trainer.training.checkpoint import snapshot, variables_of
@@ -49,7 +49,7 @@ def measure(
     }
     if control:
         content["control"] = {}
-        others = [list(_states(_build_start(config), steps, order)) for order in ORDERS]
+        others = [list(_states(_build_start(config), steps, seed)) for seed in PERMUTATION_SEEDS]
         for step, (values, losses), *reordered in zip(steps, states, *others, strict=True):
             norms = [
                 np.max(

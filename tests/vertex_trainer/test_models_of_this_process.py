@@ -72,7 +72,7 @@ def test_ctrl_c_saves_and_the_same_call_goes_on() -> None:
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
-    with pytest.raises(KeyboardInterrupt, match="the state is saved: the same call goes on"):
+    with pytest.raises(KeyboardInterrupt, match="the state is saved: the same call resumes"):
         fit(interrupted, X, Y, job_dir="runs/stopped", callbacks=[Interrupt()], **DATA)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     fit(model, X, Y, job_dir="runs/stopped", **DATA)

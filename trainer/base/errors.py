@@ -25,8 +25,7 @@ def shortened(text: str, most: int = 300) -> str:
 
 
 def without_frames(text: str) -> str:
-    """Returns the cause in an error's text, after the last frame of a traceback; the whole text if
-    it has no frames."""
+    """Returns an error's cause, after a traceback's last frame; the whole text without one."""
     frames = [*FRAME.finditer(text)]
     cause = text[frames[-1].end() :].partition("\n\n")[2] if frames else ""
     return cause or text
@@ -46,15 +45,13 @@ def reason(error: BaseException) -> str:
 
 
 def printable(text: str) -> str:
-    """Returns the text on one line of limited length, with escape codes and other control
-    characters spelled out."""
+    """Returns the text on one short line, with control characters spelled out."""
     line = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text[:_LONGEST])
     return line + " …" * (len(text) > _LONGEST)
 
 
 class _OneLine(Exception):
-    """Prints an error's text on one line, with control characters spelled out and without
-    AutoGraph's frames."""
+    """Prints an error's text on one line, without control characters and AutoGraph's frames."""
 
     def __str__(self) -> str:
         text = super().__str__()
@@ -70,8 +67,7 @@ class UserError(_OneLine):
 
 
 class PlatformFault(_OneLine):
-    """Reports in one line a fault of the platform after which a retry of the same command may
-    succeed."""
+    """Reports in one line a platform's fault, after which the same command may succeed."""
 
     exit_code = FAULT
     advice = ": run the same command again later"  # a command adds it to the line

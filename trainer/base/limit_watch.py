@@ -26,8 +26,7 @@ _LONGEST_QUERY_S = 30.0  # a driver that has to start first needs seconds
 
 @dataclass(frozen=True)
 class StopLimits:
-    """Holds the longest time, in seconds, for which all GPUs may be idle and for which a job may
-    run; 0: no limit."""
+    """Holds how many seconds all GPUs may be idle, and a job may run; 0: no limit."""
 
     idle_s: float = 0.0
     over_s: float = 0.0
@@ -45,8 +44,7 @@ def read_limits(environment: Mapping[str, str] = os.environ) -> StopLimits:
 
 
 def read_gpus() -> list[dict[str, float | None]]:
-    """Returns memory_gib and utilization_percent of each visible NVIDIA GPU; missing values as in
-    `ask_gpus`."""
+    """Returns memory_gib and utilization_percent of each visible NVIDIA GPU, as `ask_gpus`."""
     gpus = []
     for mib, percent in ask_gpus("memory.used", "utilization.gpu"):
         gib = None if mib is None else mib / 1024
@@ -55,8 +53,7 @@ def read_gpus() -> list[dict[str, float | None]]:
 
 
 def ask_gpus(*names: str) -> list[list[float | None]]:
-    """Returns the values of these names for each visible NVIDIA GPU; [] if nvidia-smi does not
-    answer.
+    """Returns these values of each visible NVIDIA GPU; [] if nvidia-smi does not answer.
 
     A value that nvidia-smi does not know, as under MIG, is None.
     """
@@ -88,8 +85,7 @@ def _number(text: str) -> float | None:
 
 @dataclass
 class LimitWatch:
-    """Measures how long this machine's GPUs have been idle and how long the job has run, and ends
-    it at a limit.
+    """Measures how long GPUs have been idle and the job has run, and ends it at a limit.
 
     warn prints a line in the job's log; end asks the job to save its state and to end; leave ends
     it by force if it does not. ran_s: the seconds for which the job has run already.
@@ -115,8 +111,7 @@ class LimitWatch:
         return True
 
     def saves(self) -> bool:
-        """Returns whether the job is saving, which may take longer than GRACE_S after the request
-        to end."""
+        """Returns whether the job is saving, which may take longer than GRACE_S."""
         return False
 
     def due(self) -> str:
@@ -124,8 +119,7 @@ class LimitWatch:
         return self.reached(self.idle_s)
 
     def check(self) -> None:
-        """Adds the time since the last check, warns at half of a limit, and ends the job at a
-        limit."""
+        """Adds the time since the last check; warns at half of a limit, and ends the job at one."""
         now = time.monotonic()
         elapsed = now - self._at
         self._at = now
@@ -144,8 +138,8 @@ class LimitWatch:
             use = [gpu["utilization_percent"] for gpu in read_gpus()]
             if not use or None in use:
                 self._warn_once(
-                    "nvidia-smi does not tell how much the GPUs are used: that time does not count"
-                    " as idle"
+                    "nvidia-smi does not report the use of the GPUs: that time does not count as"
+                    " idle"
                 )
             else:
                 busy = max(percent or 0.0 for percent in use) >= IDLE_PERCENT
@@ -157,8 +151,7 @@ class LimitWatch:
             self.end()
 
     def reached(self, idle_s: float) -> str:
-        """Returns why the job is to end if the GPUs have been idle for `idle_s`, else ""; warns at
-        half of a limit."""
+        """Returns why the job is to end, after `idle_s` without use, else ""; warns at half."""
         planned = f"{self.limits.factor:g} times the upper end of its plan"
         over = (
             f"the job has run for {self.limits.over_s / 3600:.3g} hours, {planned} (--stop_if_over)"
@@ -184,8 +177,7 @@ class LimitWatch:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Runs a thread that calls `check` every CHECK_S seconds within the block, if there is a
-        limit."""
+        """Calls `check` every CHECK_S seconds in a thread within the block, if there is a limit."""
         over = Event()
 
         def watch() -> None:

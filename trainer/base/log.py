@@ -23,8 +23,7 @@ def on_vertex() -> bool:
 
 
 class _Console(logging.Handler):
-    """Prints to the current sys.stdout and sys.stderr, so that a progress bar can stay below the
-    lines.
+    """Prints to the current sys.stdout and sys.stderr, so that a progress bar stays below.
 
     Lines are plain text, or JSON on Vertex AI:
     https://cloud.google.com/logging/docs/structured-logging
@@ -56,14 +55,12 @@ class _Console(logging.Handler):
 
 
 def forget(stream: TextIO) -> None:
-    """Writes no more to a stream whose reader has ended, so that Python does not fail on it at its
-    end."""
+    """Stops writing to a stream whose reader has ended, or Python would fail on it at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def set_verbose(verbose: bool) -> None:
-    """Shows or hides debug lines, such as the traceback of an error that is reported in one
-    line."""
+    """Shows or hides debug lines, such as the traceback of an error in one line."""
     log.setLevel(logging.DEBUG if verbose else logging.INFO)
 
 
@@ -139,8 +136,7 @@ class ProgressBar:
             self._bar.start()
 
     def update(self, **changes: Any) -> None:
-        """Changes `completed`, `total` or `description`, or adds `advance`, as
-        rich.progress.Progress.update does."""
+        """Changes the bar as rich.progress.Progress.update does."""
         if self.shown:
             self._bar.update(self._task, **changes)
 

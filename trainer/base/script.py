@@ -37,8 +37,7 @@ class Import:
         return self.module.partition(".")[0]
 
     def files(self) -> Iterator[str]:
-        """Yields the files, below the folder that is searched, that the import would execute if
-        they exist."""
+        """Yields files below the searched folder that the import would execute if they exist."""
         dots = len(self.module) - len(self.module.lstrip("."))
         folders = PurePosixPath(self.file).parents
         folder = folders[min(dots, len(folders)) - 1] if dots else PurePosixPath()
@@ -92,8 +91,7 @@ def imports_of(file: str, tree: ast.Module) -> Iterator[Import]:
 
 
 def reached_sources(folder: Path, programs: Sequence[str]) -> dict[str, ast.Module]:
-    """Returns the syntax trees of programs and of the modules in `folder` that they import, by path
-    in the folder.
+    """Returns the syntax trees of programs and the modules in `folder` that they import.
 
     Raises SyntaxError or ValueError for a file that Python cannot read, with its name.
     """
@@ -113,8 +111,7 @@ _FOREIGN = ("sklearn", "xgboost", "lightgbm", "catboost", "imblearn", "statsmode
 
 
 def calls_fit(folder: Path, program: str) -> bool:
-    """Returns whether a script in `folder` trains by Keras's `fit`, as far as it and the modules
-    beside it show.
+    """Returns whether a script in `folder`, with the modules beside it, trains by Keras's `fit`.
 
     They import Keras or TensorFlow, and call `fit` of an object that comes from no other package.
     One that reports its numbers itself, by `vertex_report`, was written to run as it is. A syntax
@@ -152,8 +149,7 @@ def _calls_fit(tree: ast.Module) -> bool:
 
 
 def _root(node: ast.expr) -> str:
-    """Returns the name that an expression such as `name.part(…).other[0]` begins with; "" without
-    one."""
+    """Returns the first name of an expression such as `name.part(…).other[0]`, or ""."""
     while isinstance(node, ast.Attribute | ast.Call | ast.Subscript):
         node = node.func if isinstance(node, ast.Call) else node.value
     return node.id if isinstance(node, ast.Name) else ""

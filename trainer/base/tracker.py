@@ -55,8 +55,7 @@ class TrackedRun:
 
 
 class Opened(NamedTuple):
-    """Holds the page of a run in a tracker, and a function that returns a metric's last step there,
-    -1 for none."""
+    """Holds a run's page in a tracker, and a function to a metric's last step there, or -1."""
 
     link: str
     last_step: Callable[[str], int]
@@ -73,14 +72,12 @@ class Tracker(Protocol):
         """Opens the run with this id, or creates it."""
 
     def send(self, run: TrackedRun, points: Sequence[Point]) -> None:
-        """Logs points, in the order of their steps, and updates what `run` holds; any state but
-        "running" ends it."""
+        """Logs points by step, and what `run` holds; any state but "running" ends the run."""
 
 
 @dataclass(frozen=True)
 class TrackerAddress:
-    """Holds one address of `--track`: its kind, or a function's dotted name; the server, if any;
-    the experiment."""
+    """Holds one address of `--track`: kind or dotted name, server if any, experiment."""
 
     text: str
     kind: str

@@ -23,6 +23,7 @@ import tensorflow as tf
 from trainer.base.log import log
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import gpu_environment
+from trainer.cluster.devices import gpu_names, half_precision
 from trainer.cluster.strategy import Replicas, make_replicas
 from trainer.data.dataset import Dataset
 from trainer.data.sources import load_dataset
@@ -32,14 +33,14 @@ from trainer.invariance.layers import refresh_normalization
 from trainer.invariance.step import NotCompilable, StepContext
 from trainer.reporting.error_lines import one_line
 from trainer.reporting.progress import is_loss
-from trainer.reporting.resources import gpu_names, half_precision, peak_device_memory_gib
+from trainer.reporting.resources import peak_device_memory_gib
 from trainer.reporting.result import library_versions
 from trainer.run.replica_check import COMPARED_STEPS
 from trainer.run.training_setup import TrainingSetup, set_precision_and_seed, setup_with
 from trainer.training.checkpoint import assign_values, of_networks, snapshot, variables_of
 from trainer.training.steps import StepRunner, nodes_of
 
-ORDERS = (7, 8)  # seeds of the orders of rows that make the control
+PERMUTATION_SEEDS = (7, 8)  # of the orders of rows that make the control
 TIMES_CONTROL = 3.0  # allowed multiple of the control
 # A control, the difference that the same steps show with the rows of each batch in another order,
 # is chance below this: the spacing of float32, and more for losses and norms, where differences may
@@ -100,8 +101,7 @@ def float32_limits(control: Differences) -> Differences:
 
 
 def too_far(found: Differences, limits: Differences) -> str:
-    """Returns text on the differences that are above their limits, if they have one; "" if there
-    are none."""
+    """Returns text on the differences above their limits, "" if there are none."""
     return ", ".join(
         f"{kind} differ by {found[kind]:.1e}, more than {most:.1e}"
         for kind, most in limits.items()
@@ -136,14 +136,15 @@ def first_steps(
     start: dict[str, npt.NDArray[Any]],
     variant: Variant,
     replicas: Replicas,
-    order: int | None = None,
+    permutation_seed: int | None = None,
     seconds: float = 0.0,
 ) -> tuple[Trained, Cost]:
     """Trains the first steps of the model in one variant; returns their result and their cost.
 
-    start: the weights to start from; if it is empty, it gets those of this variant. order: the seed
-        of another order of the rows and draws of each global batch; only for one replica. seconds:
-        how long to measure the speed, by further steps.
+    start: the weights to start from; if it is empty, it gets those of this variant.
+    permutation_seed: the seed of another order of the rows and draws of each global batch; only
+        for one replica.
+    seconds: how long to measure the speed, by further steps.
     """
     gc.collect()  # frees the previous variant, whose traced function and model refer to each other
     log.info(f"{variant.name} on {', '.join(replicas.devices)} …")
@@ -167,7 +168,7 @@ def first_steps(
         refresh_normalization(setup.model)
     else:
         start.update(snapshot(weights))
-    runner, rows = runner_and_rows(setup, order, compiled=variant.jit_compile == "true")
+    runner, rows = runner_and_rows(setup, permutation_seed, compiled=variant.jit_compile == "true")
     before = _values(setup.model)
     began = time.monotonic()
     step = COMPARED_STEPS
@@ -206,23 +207,25 @@ def first_steps(
 
 
 def runner_and_rows(
-    setup: TrainingSetup, order: int | None = None, *, compiled: bool = False
+    setup: TrainingSetup, permutation_seed: int | None = None, *, compiled: bool = False
 ) -> tuple[StepRunner, Any]:
-    """Returns a step runner and its rows. order: the seed by which rows and draws of each
-    micro-batch are permuted."""
+    """Returns a step runner and its rows.
+
+    permutation_seed: the seed by which rows and draws of each micro-batch are permuted.
+    """
     runner = setup.step_runner(compiled=compiled)
-    if order is None:
+    if permutation_seed is None:
         return runner, setup.rows_from(0)
     rows = setup.replicas.rows // setup.replicas.micro_batches
-    permutation = np.random.default_rng(order).permutation(rows)
+    permutation = np.random.default_rng(permutation_seed).permutation(rows)
 
-    def in_order(values: Any, axis: int = 0) -> Any:
+    def permuted_rows(values: Any, axis: int = 0) -> Any:
         firsts = np.arange(0, values.shape[axis], rows)
         return tf.gather(values, (firsts[:, None] + permutation).ravel(), axis=axis)
 
     class Reordered(StepContext):
         def draw(self, *arguments: Any, **named: Any) -> Any:
-            return in_order(super().draw(*arguments, **named))
+            return permuted_rows(super().draw(*arguments, **named))
 
         def draw_for_all(self, *arguments: Any, **named: Any) -> Any:
             drawn = super().draw_for_all(*arguments, **named)
@@ -232,20 +235,19 @@ def runner_and_rows(
             whole = (rows, *drawn.shape[1:])
             return tf.cond(
                 tf.equal(tf.shape(drawn)[0], rows),
-                lambda: in_order(tf.ensure_shape(drawn, whole)),
+                lambda: permuted_rows(tf.ensure_shape(drawn, whole)),
                 lambda: drawn,
             )
 
     def permuted(*parts: Any) -> Any:  # (replicas, batches, rows, …)
-        return tf.nest.map_structure(lambda part: in_order(part, axis=2), parts)
+        return tf.nest.map_structure(lambda part: permuted_rows(part, axis=2), parts)
 
     runner.context = Reordered
     return runner, iter(setup.batches_from(0).map(permuted))
 
 
 def steps_per_second(run: Callable[[int], float], seconds: float) -> float:
-    """Returns the median steps per second of `run(steps)`, in calls so long that the overhead of a
-    call vanishes."""
+    """Returns the median steps per second of `run(steps)`, in long calls."""
     count = 1
     spent = list[float]()
     until = time.monotonic() + seconds
@@ -284,8 +286,7 @@ _HEADER = (
 
 @dataclass
 class Row:
-    """Holds one line of the table: a variant, its difference from `against`, its cost, and what is
-    wrong with it."""
+    """Holds a line of the table: a variant, its difference, its cost, and what is wrong."""
 
     name: str
     devices: int
@@ -352,8 +353,7 @@ class GpuCheck:
 
 
 def check_on_gpus(config: TrainConfig, seconds: float) -> dict[str, Any]:
-    """Checks all devices, logs a table and what is wrong, and returns the content of
-    gpu_check.json.
+    """Checks all devices, logs a table, and returns the content of gpu_check.json.
 
     seconds: how long to measure each speed. Without GPUs, two logical CPU devices are checked
         instead.
@@ -397,8 +397,7 @@ def wrong_sums(devices: Sequence[str]) -> list[str]:
 
 
 def variants(count: int) -> tuple[list[Variant], list[str]]:
-    """Returns the variants to compare with float32 on one of `count` devices, and a line for each
-    that is left out."""
+    """Returns the variants to compare on `count` devices, and a line for each left out."""
     left_out = []
     kinds = [
         Variant("float32", 1),
@@ -418,8 +417,7 @@ def variants(count: int) -> tuple[list[Variant], list[str]]:
 
 
 def checked(config: TrainConfig, every: Replicas, seconds: float) -> GpuCheck:
-    """Trains the first steps in each variant, on all devices and on one of them, and returns how
-    they compare."""
+    """Trains the first steps in each variant, on all devices and on one, and compares them."""
     set_precision_and_seed(replace(config, precision="float32"))
     count = every.count
     wrong = []
@@ -436,7 +434,7 @@ def checked(config: TrainConfig, every: Replicas, seconds: float) -> GpuCheck:
     reference, _ = run(Variant(REFERENCE, 1, precision="float64"), cpu)
     on_cpu, _ = run(base, cpu)
     control = largest_of_each(
-        [differences(run(base, replicas[1], order)[0], alone) for order in ORDERS]
+        [differences(run(base, replicas[1], seed)[0], alone) for seed in PERMUTATION_SEEDS]
     )
     of_cpu = differences(on_cpu, reference)
     # kernels of another processor, and XLA's, may round as differently

@@ -66,24 +66,24 @@ def augmentation(config: TrainConfig) -> Change | None:
     return augment
 
 
-# It makes of the parts of rows what `fit` passes, as Dataset.as_fit does.
-AsFit = Callable[[tuple[Any, ...]], Any]
+# It makes of the parts of rows what `fit` passes, as Dataset.step_data does.
+StepData = Callable[[tuple[Any, ...]], Any]
 
 
-def weighted_by_class(as_fit: AsFit, weights: Mapping[int, float]) -> AsFit:
-    """Returns `as_fit` with the weight of each row's class added as its sample_weight.
+def weighted_by_class(step_data: StepData, weights: Mapping[int, float]) -> StepData:
+    """Returns `step_data` with the weight of each row's class added as its sample_weight.
 
     Other classes have weight 1.
     y: (rows,) or (rows, 1) numbers of classes, also as 0.0 and 1.0, or (rows, classes) one-hot.
         Raises UserError for other targets and, as `fit` does, for data with a sample_weight.
     """
     if not weights:
-        return as_fit
+        return step_data
     # The last weight of the table is that of all other classes.
     table = [weights.get(number, 1.0) for number in range(max(weights) + 2)]
 
     def weighted(parts: tuple[Any, ...]) -> Any:
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(as_fit(parts))
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(step_data(parts))
         if sample_weight is not None:
             raise UserError(
                 "class_weight: the data have a sample_weight, and fit takes only one of the two:"

@@ -91,21 +91,19 @@ class Dataset:
 
     @property
     def input_spec(self) -> Nest:
-        """Returns the tf.TensorSpec of a model's input, in the structure of x: any number of rows,
-        images in floatx."""
+        """Returns the tf.TensorSpec of a model's input, as x, of any number of rows."""
         if self.holds_images:
             return tf.TensorSpec((None, *self.image_shape), keras.config.floatx(), name="images")
         return with_axes(self.spec[0], None)
 
     def zeros(self, rows: int) -> Any:
         """Returns what `fit` would pass for so many rows of zeros."""
-        return self.as_fit(
+        return self.step_data(
             tf.nest.map_structure(lambda leaf: tf.zeros((rows, *leaf.shape), leaf.dtype), self.spec)
         )
 
-    def as_fit(self, parts: tuple[Nest, ...]) -> Any:
-        """Returns the argument of train_step and test_step, as `fit` passes it: x, (x, y) or (x, y,
-        sample_weight)."""
+    def step_data(self, parts: tuple[Nest, ...]) -> Any:
+        """Returns the argument of train_step and test_step: x, (x, y) or (x, y, sample_weight)."""
         x, *others = parts
         if self.holds_images:
             x = tf.cast(x, keras.config.floatx())
@@ -113,8 +111,7 @@ class Dataset:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Replaces TensorFlow's errors in the block by the exception of the examples behind them,
-        or by a UserError."""
+        """Replaces TensorFlow's errors in the block by those of the examples, or by a UserError."""
         parts = [*filter(None, (self.train, self.evaluation))]
         try:
             yield

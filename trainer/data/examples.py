@@ -157,8 +157,7 @@ def with_axes(spec: Nest, *sizes: int | None) -> Nest:
 
 
 def described(spec: Nest) -> str:
-    """Returns types and shapes of one example for people, as `float32 (13,)`, or `{'image': uint8
-    (32, 32, 3), …}`."""
+    """Returns the types and shapes of one example as text, such as `float32 (13,)`."""
     if isinstance(spec, dict):
         return "{" + ", ".join(f"{key!r}: {described(part)}" for key, part in spec.items()) + "}"
     if isinstance(spec, list | tuple):
@@ -167,8 +166,7 @@ def described(spec: Nest) -> str:
 
 
 class _Rows(ABC):
-    """Provides examples, each of which is x, (x, y) or (x, y, sample_weight): what both kinds
-    share."""
+    """Provides examples, each x, (x, y) or (x, y, sample_weight): what both kinds share."""
 
     spec: Any  # the tf.TensorSpec of one example, in the structure of its parts
     count: int  # the number of examples in one pass over the data
@@ -364,8 +362,7 @@ def as_numpy(parts: Parts) -> Parts:
 
 
 class NestedArrays(Examples):
-    """Holds examples of any shape: x, y and sample_weight are arrays, or dicts, lists or tuples of
-    them.
+    """Holds examples of any shape, as arrays, or dicts, lists or tuples of them.
 
     Raises UserError if they have different numbers of rows, or are not numbers.
     """
@@ -403,8 +400,7 @@ class NestedArrays(Examples):
 
 
 class Arrays(NestedArrays):
-    """Holds images, which keep the source's type (usually uint8 grey levels) until they reach the
-    device.
+    """Holds images in the source's type, usually uint8 grey levels, until they are on a device.
 
     images: (examples, height, width, channels); labels: (examples,) integers from 0, or None.
         Raises UserError for other shapes.

@@ -33,8 +33,7 @@ _THREADS = 16  # so many because files on a network answer late
 
 
 def files_of(config: TrainConfig) -> dict[str, Any]:
-    """Returns the number, size and digest of the files of `config.data` by names for messages,
-    without loading them.
+    """Returns number, size and digest of the files of `config.data`, without loading them.
 
     {} for a built-in name or a function. Raises UserError or PlatformFault if a bucket cannot be
     listed.
@@ -100,8 +99,10 @@ def files_of(config: TrainConfig) -> dict[str, Any]:
 
 
 def _digested(files: Iterable[tuple[str, int, str]], name: str = "digest") -> dict[str, Any]:
-    """Describes files by number, size and digest. name: "digest", or "sample" if it covers a part
-    of the content."""
+    """Describes files by number, size and digest.
+
+    name: "digest", or "sample" if it covers a part of the content.
+    """
     entries = sorted(files)
     text = "\n".join([f"{file}\0{size}\0{content}" for file, size, content in entries])
     digest = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:32]

@@ -67,8 +67,7 @@ class FitBatches(InSequence):
             if size > self.batch_size or (size < self.batch_size and number < len(sizes) - 1):
                 raise UserError(
                     f"{origin}: batch {number:,} has {size} rows and batch 0 has {self.batch_size}:"
-                    " all but the last, smaller one must have one size: cut them anew by"
-                    " unbatch().batch(SIZE)"
+                    " all but a smaller last one must have the same size: use unbatch().batch(SIZE)"
                 )
 
     @cached_property

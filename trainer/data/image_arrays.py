@@ -223,8 +223,7 @@ def is_idx(path: Path) -> bool:
 
 
 def load_idx(config: TrainConfig, path: Path) -> Dataset:
-    """Returns the dataset of a folder with train-* and perhaps t10k-* files, or of one images file
-    without labels."""
+    """Returns the dataset of a folder with train-* files, or of one file of images alone."""
     if not path.is_dir():
         return arrays_dataset(config, _read_idx(path, 3), None)
     image_files = [_find_idx(path, name) for name in _IDX_IMAGES]
@@ -290,3 +289,13 @@ def load_npz(config: TrainConfig, path: Path) -> Dataset:
         listed = ", ".join(members[:20]) or "nothing"
         raise UserError(f"data={path}: it contains {listed}: x_train or images is required")
     return arrays_dataset(config, *arrays)
+
+
+def from_uint8(images: Any) -> Any:
+    """Converts grey levels [0, 255] to [-1, 1], in the tensor's float type."""
+    return images / 127.5 - 1.0
+
+
+def to_uint8(images: Any) -> Any:
+    """Converts [-1, 1] to uint8 grey levels, rounded to the nearest."""
+    return tf.cast(tf.clip_by_value(tf.round((images + 1.0) * 127.5), 0.0, 255.0), tf.uint8)

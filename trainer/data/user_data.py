@@ -242,7 +242,7 @@ def own_dataset(
     # A tf.data.Dataset is made anew for each reading, which must give the same rows.
     batches = ""
     if training.batched:
-        batches = f", its batches cut anew into global_batch_size={config.global_batch_size}"
+        batches = f", rebatched to global_batch_size={config.global_batch_size}"
     with dataset.reading():
         training.anew = lambda: _examples(config, _pair(function(config))[0], trains=trains)
         again: Any = training.anew()

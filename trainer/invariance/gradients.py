@@ -222,7 +222,7 @@ def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:
     Raises UserError then within a micro-batch, which has the rows of one virtual replica alone, and
     NotCompilable where XLA compiles gradients and updates as two programs.
     """
-    if (step := running_step()) and step.program and step.program.cut:
+    if (step := running_step()) and step.program and step.program.gradients_only:
         raise NotCompilable(
             "it sums over replicas before its update, as batch norm over all rows does"
         )

@@ -60,8 +60,7 @@ class Philox:
         )
 
     def rows(self, seed: Any, first_row: Any, rows: int, shape: Sequence[Any]) -> Any | None:
-        """Draws only the `rows` rows from `first_row` on, a multiple of it, of a draw of (…,
-        *shape).
+        """Draws only `rows` rows from `first_row` on, a multiple of it, of a draw of (…, *shape).
 
         Returns None if these rows may not begin with a block of the counter, or if their size is
         not known.
@@ -105,7 +104,7 @@ class Program:
     # which of several steps runs, a tensor in the program; None for a single step
     index: Any = None
     # whether it makes only gradients, which TensorFlow sums before another program makes updates
-    cut: bool = False
+    gradients_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -129,7 +128,7 @@ class StepContext:
     # the program of XLA that runs this step, if any
     program: Program | None = field(default=None, repr=False)
     # whether XLA compiles parts of it, between which TensorFlow sums over replicas
-    cut: bool = False
+    in_parts: bool = False
     # how often each numbered stream was used so far
     uses: Counter[str] = field(default_factory=Counter, repr=False)
     # updates that wait for all micro-batches

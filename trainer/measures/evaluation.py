@@ -39,8 +39,7 @@ MOST_CLASSES = 1000  # of a confusion matrix
 
 
 def counted_classes(model: keras.Model) -> int:
-    """Returns the number of classes of a model with one output and sparse categorical
-    cross-entropy; 0 of any other."""
+    """Returns the classes of a model with sparse categorical cross-entropy alone, else 0."""
     loss = ModelInterface.of(model).loss
     sparse = (
         isinstance(loss, keras.losses.SparseCategoricalCrossentropy) and loss.ignore_class is None
@@ -56,8 +55,7 @@ def counted_classes(model: keras.Model) -> int:
 
 
 def confusion(labels: Any, outputs: Any) -> Any:
-    """Returns the confusion matrix, (true classes, predicted classes): float64 counts, which add up
-    exactly.
+    """Returns the confusion matrix, (true classes, predicted classes), as exact float64.
 
     labels: (rows,) or (rows, 1); outputs: (rows, classes).
     """
@@ -78,8 +76,7 @@ class Totals(NamedTuple):
     confusion: Any  # (classes, classes); (0, 0) if it is not counted
 
     def apply(self, function: Callable[..., Any], *others: "Totals") -> "Totals":
-        """Returns the totals with `function` applied to each array, and to the same array of
-        `others`."""
+        """Returns the totals with `function` applied to each array and its `others`."""
         return cast(Totals, tf.nest.map_structure(function, self, *others))
 
 
@@ -91,16 +88,16 @@ class Evaluation:
     them, and the replicas of all workers take whole batches in turn. A replica computes as if it
     were the only device, and the variables of the metrics are added up over replicas.
 
-    as_fit: returns the `data` of test_step for the parts of a batch, such as x and y; class_names:
-        those of a classifier with integer labels, for which a call sets `classes` to its confusion
-        matrix.
+    step_data: returns the `data` of test_step for the parts of a batch, such as x and y;
+    class_names: those of a classifier with integer labels, for which a call sets `classes` to its
+        confusion matrix.
     """
 
     model: keras.Model
     replicas: Replicas
     examples: AnyExamples
     batch_size: int
-    as_fit: Callable[[tuple[Any, ...]], Any]
+    step_data: Callable[[tuple[Any, ...]], Any]
     class_names: Sequence[str] = ()
 
     def __post_init__(self) -> None:
@@ -116,8 +113,7 @@ class Evaluation:
         self._updated: set[int] = set()
 
     def of(self, examples: AnyExamples) -> "Evaluation":
-        """Returns itself for other examples of the same kind, for which what it has traced serves,
-        too."""
+        """Returns itself for other examples of the same kind, and keeps what it has traced."""
         self.examples = examples
         vars(self).pop("_takers", None)
         return self
@@ -138,8 +134,7 @@ class Evaluation:
         return {f"val_{name}": number for name, number in numbers_of(self.results()).items()}
 
     def results(self) -> dict[str, Any]:
-        """Returns what `evaluate` returns, by name: an array for each value. Every worker must call
-        it."""
+        """Returns what `evaluate` returns, as arrays by name. Every worker must call it."""
         replicas = self.replicas
         takers = self._takers
         indices = range(replicas.first, min(replicas.first + replicas.local, takers))
@@ -192,8 +187,7 @@ class Evaluation:
 
     @cached_property
     def _takers(self) -> int:
-        """Returns the number of replicas that take batches: 1 if a metric's variables do not add up
-        over batches."""
+        """Returns how many replicas take batches: 1 if a metric's variables do not add up."""
         if self.replicas.count == 1 or self._batches == 1:
             return 1
         adds_up = None
@@ -235,8 +229,7 @@ class Evaluation:
 
     @cached_property
     def _others(self) -> list[str]:
-        """Returns the names of the values of test_step that are no metrics and are averaged over
-        rows."""
+        """Returns the names of test_step's values that are no metrics: they are averaged."""
         if not (has_own(self.model, "test_step") or has_own(self.model, "compute_metrics")):
             return []
         specs = [
@@ -265,8 +258,7 @@ class Evaluation:
     def _run_each(
         self, iterators: list[Any], totals: list[Totals], counts: list[int]
     ) -> list[Totals]:
-        """Runs `counts` batches, a number for each device; returns the new totals when the devices
-        are done."""
+        """Runs `counts` batches, a number for each device, and returns the new totals."""
         after = self._run(iterators, totals, [tf.constant(count) for count in counts])
         return [device.apply(np.asarray) for device in after]
 
@@ -306,7 +298,7 @@ class Evaluation:
             if weight.regularizer is not None
         ]
         held = [*zip(variables, metrics, strict=True), *weights]
-        data = self.as_fit(parts)
+        data = self.step_data(parts)
         outputs: list[Any] = []  # from which Keras's test_step computes the metrics
 
         def keep(compute: Callable[..., Any], *given: Any, **named: Any) -> Any:
@@ -354,8 +346,7 @@ class Evaluation:
 def evaluation(
     model: keras.Model, replicas: Replicas, dataset: Dataset, batch_size: int
 ) -> Evaluation | None:
-    """Returns the evaluation of `model`; None without evaluation examples, or if the model has
-    nothing to evaluate.
+    """Returns the evaluation of `model`; None without examples or anything to evaluate.
 
     It needs a loss in compile(), or a test_step of its own.
     """
@@ -365,7 +356,7 @@ def evaluation(
     if reason := why_not_evaluated(model):
         log.info(f"the {examples.count:,} examples for evaluation are not used: {reason}")
         return None
-    return Evaluation(model, replicas, examples, batch_size, dataset.as_fit, dataset.class_names)
+    return Evaluation(model, replicas, examples, batch_size, dataset.step_data, dataset.class_names)
 
 
 def why_not_evaluated(model: keras.Model) -> str:

@@ -29,8 +29,9 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage.staging import stage
 from trainer.cluster.strategy import Replicas
 from trainer.data.examples import HOST, Examples
+from trainer.data.image_arrays import to_uint8
 from trainer.data.order import shuffled
-from trainer.data.sample_grids import noise, to_uint8
+from trainer.data.sample_grids import noise
 from trainer.user_code.interface import ModelInterface, UserModel
 
 Features = npt.NDArray[np.float64]  # (images, features)
@@ -72,8 +73,7 @@ def neighbour_metrics(real: Features, fake: Features) -> dict[str, float]:
 
 
 def _radii(features: Features) -> Features:
-    """Returns the squared distance of each row to its fifth nearest neighbour, itself not
-    counted."""
+    """Returns the squared distance of each row to the fifth nearest other row."""
     radii = np.empty(len(features))
     for rows, distances in _distances(features, features):
         distances[np.arange(len(distances)), np.arange(len(features))[rows]] = np.inf
@@ -99,8 +99,7 @@ _KERNEL_ROWS = 256  # of the kernel's matrix in memory at a time: about 0.3 GB w
 
 
 def frechet_distance(reals: Features, fakes: Features) -> float:
-    """Returns |m1 - m2|^2 + tr(C1 + C2 - 2 (C1 C2)^(1/2)) of two sets of features, at least two
-    images each."""
+    """Returns |m1 - m2|^2 + tr(C1 + C2 - 2 (C1 C2)^(1/2)), of two or more images each."""
     difference = reals.mean(axis=0) - fakes.mean(axis=0)
     # With C1 = A^T A and C2 = B^T B, that root has the trace of (A B^T B A^T)^(1/2), which is
     # symmetric: no complex rounding. The factors A and B are triangular, with no more rows than
@@ -116,8 +115,7 @@ def frechet_distance(reals: Features, fakes: Features) -> float:
 
 
 def kernel_distance(reals: Features, fakes: Features) -> float:
-    """Returns the unbiased squared MMD with the kernel (x . y / features + 1)^3, which may be below
-    0."""
+    """Returns the unbiased squared MMD, maybe below 0, with (x . y / features + 1)^3."""
 
     def kernel_sum(products: Features) -> float:
         k = products / reals.shape[1] + 1
@@ -137,8 +135,7 @@ def kernel_distance(reals: Features, fakes: Features) -> float:
 
 
 class Extractor:
-    """Extracts features of images with a network: `inception`, or a saved classifier's penultimate
-    layer.
+    """Extracts features of images by `inception`, or a classifier's penultimate layer.
 
     name: inception, which downloads the weights of ImageNet; the path of a .h5 file with these; or
         that of a .keras file of a classifier.
@@ -199,8 +196,7 @@ class Extractor:
         return digest.hexdigest()[:16]
 
     def __call__(self, images: Any) -> Any:
-        """Maps (rows, height, width, channels) grey levels in [0, 255] to (rows, features)
-        float32."""
+        """Maps (rows, height, width, channels), 0 to 255, to (rows, features) float32."""
         images, rows = tf.cast(images, tf.float32), images.shape[0]
         if images.shape[-1] != self._channels:
             images = (
@@ -214,8 +210,7 @@ class Extractor:
 
 
 class Fid:
-    """Measures a generator's images against as many real examples, at most `samples`, drawn by the
-    seed.
+    """Measures a generator's images against as many real examples, at most `samples`.
 
     A conditional generator makes an image of the class of each real one. The features of the real
     examples are extracted once a process. All are in the chief's memory on the host in float64: 0.8
@@ -283,8 +278,7 @@ class Fid:
 
     @property
     def about(self) -> QualityOf:
-        """Returns what two values must have in common to be compared: network, its digest, images
-        and formulas."""
+        """Returns what comparable values share: network, its digest, images and formulas."""
         return {
             "features": self._extract.name,
             "features_sha256": self._extract.identity,
@@ -293,8 +287,7 @@ class Fid:
         }
 
     def _collect(self, features_of: Callable[[Any], Any]) -> Features:
-        """Returns the features of `samples` images, computed a global batch at a time; none on
-        other workers."""
+        """Returns the features of `samples` images, by global batches; none on other workers."""
         batch = self._replicas.global_batch_size
         first = self._replicas.first_row
 
@@ -316,8 +309,7 @@ class Fid:
             tf.config.experimental.enable_tensor_float_32_execution(before)
 
     def _extracting(self, images_of: Callable[[Any], Any]) -> Any:
-        """Returns a tf.function that computes the features of this worker's rows of the global
-        batch at `start`."""
+        """Returns a tf.function to the features of this worker's rows of the batch at `start`."""
         strategy = self._replicas.strategy
         rows = self._replicas.rows
 

@@ -56,8 +56,7 @@ def answered_by_replicas(replicas: Replicas, **others: Callable[..., Any]) -> It
 
 
 def _on_batch(replicas: Replicas, name: str, original: Any, *given: Any, **named: Any) -> Any:
-    """Does what Keras's method of one batch does. Raises UserError within a step, and on several
-    replicas."""
+    """Does what Keras's one-batch method does; refused in a step and on several replicas."""
     if tf.inside_function():
         raise UserError(
             f"{name} is called within a step, which is itself one: compute the gradients there by"
@@ -92,8 +91,7 @@ def _save(
 
 
 def _evaluate(replicas: Replicas, *given: Any, **named: Any) -> Any:
-    """Does what `keras.Model.evaluate` does with these arguments, over all replicas; every worker
-    must call it.
+    """Does what `keras.Model.evaluate` does, over all replicas; every worker must call it.
 
     The metrics of the epoch that trains stay as they are.
     """
@@ -102,10 +100,10 @@ def _evaluate(replicas: Replicas, *given: Any, **named: Any) -> Any:
 
     def traced() -> Evaluation:
         row = examples.first(1)
-        as_fit = Dataset("evaluate", NestedArrays(*row)).as_fit
+        step_data = Dataset("evaluate", NestedArrays(*row)).step_data
         with replicas.strategy.scope():
-            build_compiled(model, as_fit(tf.nest.map_structure(tf.convert_to_tensor, row)))
-        return Evaluation(model, replicas, examples, size, as_fit)
+            build_compiled(model, step_data(tf.nest.map_structure(tf.convert_to_tensor, row)))
+        return Evaluation(model, replicas, examples, size, step_data)
 
     callbacks.on_test_begin()
     evaluation = _kept(model, replicas, ("evaluate", size, str(examples.spec)), traced)
@@ -125,8 +123,8 @@ def _predict(replicas: Replicas, *given: Any, **named: Any) -> Any:
     model = call["self"]
 
     def traced() -> Any:
-        as_fit = Dataset("predict", NestedArrays(*examples.first(1))).as_fit
-        return prediction.round_of(model, replicas, size, as_fit)
+        step_data = Dataset("predict", NestedArrays(*examples.first(1))).step_data
+        return prediction.round_of(model, replicas, size, step_data)
 
     callbacks.on_predict_begin()
     run = _kept(model, replicas, ("predict", size, str(examples.spec)), traced)
@@ -138,8 +136,7 @@ def _predict(replicas: Replicas, *given: Any, **named: Any) -> Any:
 def _kept(
     model: keras.Model, replicas: Replicas, kind: tuple[Any, ...], make: Callable[[], Any]
 ) -> Any:
-    """Returns what `make` has traced for calls of this kind, until the model is compiled anew, as
-    in Keras."""
+    """Returns what `make` has traced for such calls, until the model is compiled again."""
     key = (*kind, *map(id, (replicas, *model.metrics)))
     kept = vars(model).setdefault("__answers", {})  # of the model, with which it is forgotten
     if key not in kept:

@@ -21,10 +21,9 @@ def predict(
     replicas: Replicas,
     examples: AnyExamples,
     batch_size: int,
-    as_fit: Callable[[tuple[Any, ...]], Any],
+    step_data: Callable[[tuple[Any, ...]], Any],
 ) -> Any:
-    """Returns what predict_step gives for all rows, in their order: tensors (rows, …) in the nest
-    of its outputs.
+    """Returns predict_step's outputs for all rows, in order: tensors (rows, …) in its nest.
 
     The examples are cut into batches as `model.predict(…, batch_size=…)` cuts them, the last one is
     filled up, and the replicas of this machine take whole batches in turn: a row's output does not
@@ -32,17 +31,17 @@ def predict(
     that draws at random draws the same for each batch. Raises UserError if the model does not
     return a row for each row.
     """
-    return predict_by(round_of(model, replicas, batch_size, as_fit), replicas, examples, batch_size)
+    run = round_of(model, replicas, batch_size, step_data)
+    return predict_by(run, replicas, examples, batch_size)
 
 
 def round_of(
     model: keras.Model,
     replicas: Replicas,
     batch_size: int,
-    as_fit: Callable[[tuple[Any, ...]], Any],
+    step_data: Callable[[tuple[Any, ...]], Any],
 ) -> Callable[[list[Any]], list[Any]]:
-    """Returns a function from the iterators of replicas to what predict_step gives for the next
-    batch of each."""
+    """Returns a function from replicas' iterators to predict_step of the next batch of each."""
 
     def filled(leaf: Any) -> Any:  # repeats the last row of the last batch
         more = tf.repeat(leaf[-1:], batch_size - tf.shape(leaf)[0], axis=0)
@@ -53,7 +52,7 @@ def round_of(
         # the last round may have fewer
         for device, iterator in zip(replicas.devices, used, strict=False):
             with tf.device(device):
-                x = as_fit(tf.nest.map_structure(filled, next(iterator)[:1]))
+                x = step_data(tf.nest.map_structure(filled, next(iterator)[:1]))
                 outputs.append(outputs_of(model, x if isinstance(x, tuple) else (x,)))
         return outputs
 
@@ -97,8 +96,7 @@ def outputs_of(model: keras.Model, x: tuple[Any, ...]) -> Any:
 
 
 def outputs_of_calls(model: keras.Model, x: tuple[Any, ...], calls: int) -> list[Any]:
-    """Returns what several calls of predict_step give for (x,), each from the first state of
-    stateful layers."""
+    """Returns several predict_steps of (x,), each from the first state of stateful layers."""
     outputs = []
     with keras.StatelessScope():
         for _ in range(calls):
@@ -110,8 +108,7 @@ def outputs_of_calls(model: keras.Model, x: tuple[Any, ...], calls: int) -> list
 
 
 def named_outputs(outputs: Any, names: Sequence[str]) -> Iterator[tuple[str, Array]]:
-    """Yields (name, array) for each array in a nest of outputs; raises UserError for one that holds
-    no numbers.
+    """Yields (name, array) for each array in a nest of outputs, or raises UserError.
 
     A single output is `predictions`. Others have `names`, those of the model's outputs, or their
     keys in the nest, or output_N by position; names of inner nests are joined by dots.

@@ -77,8 +77,7 @@ def classifier(
 
 
 def mlp(config: MLPConfig, dataset: Dataset) -> keras.Model:
-    """Maps (rows, image_size, image_size, channels) pixels to (rows, classes) logits; two hidden
-    layers, Adam."""
+    """Maps (rows, image_size, image_size, channels) to (rows, classes) by two hidden layers."""
     images = keras.Input(dataset.image_shape, name="images")
     x = layers.Flatten()(layers.Rescaling(1 / 255)(images))
     for depth in range(2):
@@ -88,8 +87,7 @@ def mlp(config: MLPConfig, dataset: Dataset) -> keras.Model:
 
 
 def cnn(config: CNNConfig, dataset: Dataset) -> keras.Model:
-    """Maps pixels to logits by two convolutions, pooling, three convolutions, pooling and 128
-    units; with RMSprop.
+    """Maps pixels to logits by 2 convolutions, pooling, 3 convolutions, pooling, 128 units.
 
     At width 128 it is the MNIST network of an article on training with several cloud GPUs, with the
     same RMSprop.

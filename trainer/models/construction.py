@@ -48,8 +48,7 @@ from trainer.user_code.mistakes import as_user_mistake, load_function, message_o
 
 
 def adapt_keras() -> None:
-    """Changes what Keras and TensorFlow do in this process on devices, in float64 and in gradients
-    of gradients.
+    """Changes how Keras and TensorFlow use devices, float64 and gradients in this process.
 
     A second call changes nothing.
     """
@@ -86,8 +85,7 @@ def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
 
 
 def prepare_model(model: keras.Model, config: TrainConfig, dataset: Dataset) -> None:
-    """Prepares a model for training: what `fit` would build, and what makes it independent of
-    replicas.
+    """Builds what `fit` would build, and makes the model independent of replicas.
 
     Call it under the strategy's scope; a second call changes only what is new, as an optimizer.
     Raises UserError if the model cannot be trained with these settings on these data.
@@ -124,8 +122,7 @@ def prepare_model(model: keras.Model, config: TrainConfig, dataset: Dataset) -> 
 
 
 def _refuse_what_fit_alone_does(model: keras.Model, config: TrainConfig) -> None:
-    """Raises UserError for what the model changes of `fit` and this package cannot do, and logs
-    what it leaves out."""
+    """Raises UserError for what only `fit` can do, and logs what is left out."""
     name = f"model={config.model}"
     if (model.compiled and model.run_eagerly) or tf.config.functions_run_eagerly():
         raise UserError(
@@ -153,8 +150,7 @@ def _refuse_what_fit_alone_does(model: keras.Model, config: TrainConfig) -> None
 
 
 def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -> None:
-    """Builds the optimizer and the metrics of a compiled model, as `fit` does: within a step it is
-    too late.
+    """Builds optimizer and metrics of a compiled model, as `fit` does: a step is too late.
 
     Sets `model.counted_losses`. Raises UserError if the model does not fit the data, or if there is
     no loss.
@@ -231,16 +227,14 @@ def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -
 
 
 def _loss_name(model: keras.Model) -> str:
-    """Returns the name of the loss of compile(), a string, function or Loss, in lower case and
-    without underscores."""
+    """Returns the name of compile()'s loss in lower case, without underscores."""
     loss = model.loss
     name = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
     return name.replace("_", "").lower()
 
 
 def _other_loss(model: keras.Model, dataset: Dataset) -> str:
-    """Returns advice if the loss takes integer labels and these are one-hot, or the other way
-    round; else ""."""
+    """Returns advice if the loss takes integer labels and these are one-hot, or vice versa."""
     name = _loss_name(model)
     (_, y, *_) = (*dataset.spec, None)
     if not has_class_outputs(model) or not isinstance(y, tf.TensorSpec):
@@ -260,8 +254,7 @@ def _other_loss(model: keras.Model, dataset: Dataset) -> str:
 
 
 def prepare_own_step(model: keras.Model, config: TrainConfig, dataset: Dataset) -> None:
-    """Builds the optimizers on the variables that the train_step passes to them, and makes them
-    all-reduce gradients.
+    """Builds the optimizers of a train_step on its variables, with all-reduced gradients.
 
     Call it for a train_step, or a compute_loss, of the user's own. Does nothing for optimizers of
     `sum_and_build`. Call it under the strategy's scope, where `fit` would build them too. Sets
@@ -309,7 +302,7 @@ def prepare_own_step(model: keras.Model, config: TrainConfig, dataset: Dataset) 
             virtual_replicas=config.virtual_replicas,
         )
         with in_step(context):
-            model.train_step(dataset.as_fit(parts))
+            model.train_step(dataset.step_data(parts))
         asks_for_step = asks_for_step or context.uses[ASKED] > 0
 
     def on_each(*parts: Any) -> None:

@@ -18,8 +18,7 @@ from trainer.models.image_layers import prefers_many_rows
 
 
 class DCGAN(GAN):
-    """Trains the critic to tell real images from generated ones, by cross-entropy, and the
-    generator to mislead it."""
+    """Trains critic and generator by cross-entropy."""
 
     betas = (0.5, 0.999)
     critic_batch_norm = True
@@ -50,7 +49,6 @@ class DCGAN(GAN):
 
 
 def _cross_entropy(scores: Any, *, real: bool) -> Any:
-    """Returns the cross-entropy, summed over rows, with a target of 1 for real images and 0 for
-    generated ones."""
+    """Returns the cross-entropy, summed over rows; real images have the target 1, others 0."""
     target = tf.ones_like(scores) if real else tf.zeros_like(scores)
     return tf.reduce_sum(tf.nn.sigmoid_cross_entropy_with_logits(target, scores))

@@ -74,8 +74,7 @@ class Gate(keras.layers.Layer):
 
 
 def _freeze_below(backbone: keras.Model, block: str) -> None:
-    """Freezes all layers below `block`, or all if it is empty, and all batch norm, and switches
-    dropout off.
+    """Freezes all layers below `block`, or all, and all batch norm; switches dropout off.
 
     A pretrained network then runs as at inference, with fixed statistics.
     """

@@ -28,8 +28,7 @@ from trainer.base.errors import UserError
 from trainer.base.settings.model_settings import GANConfig, WGANGPConfig
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
-from trainer.data.image_arrays import checked_labels
-from trainer.data.sample_grids import from_uint8, to_uint8
+from trainer.data.image_arrays import checked_labels, from_uint8, to_uint8
 from trainer.invariance.batch_norm import separate_groups
 from trainer.invariance.gradients import sum_and_build, update_average
 from trainer.invariance.internals import compiled_by_xla
@@ -64,14 +63,12 @@ def classes_of(config: TrainConfig, dataset: Dataset) -> int:
 
 
 def with_labels(values: Any, labels: Any) -> Any:
-    """Returns the input of a network: images or noise and, unless they are None, their labels
-    (rows,)."""
+    """Returns a network's input: images or noise and, unless None, their labels (rows,)."""
     return values if labels is None else [values, labels]
 
 
 def twice(labels: Any) -> Any:
-    """Returns the labels of real and generated images, one half after the other, (2 x rows,); None
-    for None."""
+    """Returns the labels of real and generated images, (2 x rows,); None for None."""
     return None if labels is None else tf.concat([labels, labels], axis=0)
 
 
@@ -101,8 +98,7 @@ def filters(size: int, width: int) -> list[int]:
 def build_generator(
     config: GANConfig, initializer: Initializer = _GLOROT, classes: int = 0
 ) -> keras.Model:
-    """Builds a network from (rows, latent_dim) noise to (rows, image_size, image_size, channels) in
-    [-1, 1].
+    """Builds a network from noise to (rows, image_size, image_size, channels) in [-1, 1].
 
     With classes, it takes [noise, labels], with labels (rows,) int32.
     """
@@ -138,8 +134,7 @@ def build_critic(
     score_bias: bool = True,
     classes: int = 0,
 ) -> keras.Model:
-    """Builds a network from (rows, image_size, image_size, channels) in [-1, 1] to (rows, 1)
-    unbounded scores.
+    """Builds a network from images in [-1, 1] to unbounded scores (rows, 1).
 
     With `batch_norm`, every layer but the first has one, as in DCGAN. `score_bias`: whether the
     scores have a bias. With classes, it takes [images, labels].
@@ -184,8 +179,7 @@ def _batch_norm(x: Any) -> Any:
 
 
 def scores_and_slopes(critic: Any, images: Any, labels: Any = None) -> tuple[Any, Any]:
-    """Returns the critic's scores, (rows, 1), and the squared L2 norm of its gradient at each
-    image, (rows,).
+    """Returns scores (rows, 1) and squared L2 norms of their gradients by images (rows,).
 
     Only for a critic without batch norm, whose score of an image depends on no other image.
     """
@@ -196,8 +190,7 @@ def scores_and_slopes(critic: Any, images: Any, labels: Any = None) -> tuple[Any
 
 
 class Generated(NamedTuple):
-    """Holds the generated part of an update: images, (rows, height, width, channels), or the noise
-    to make them from.
+    """Holds an update's images, (rows, height, width, channels), or the noise to make them.
 
     noise: (rows, latent_dim); labels: (rows,), the classes, if the GAN is conditional; reals: real
         images in [-1, 1], with which the generator's loss compares the generated ones row by row.
@@ -294,13 +287,11 @@ class GAN(keras.Model):
         return logs
 
     def drawn_for_updates(self, step: StepContext) -> list[list[Any]]:
-        """Returns further arguments of `critic_losses`, (rows, …), each for every update of the
-        critic."""
+        """Returns further arguments of `critic_losses`, (rows, …), for every critic update."""
         return []
 
     def augmented(self, *images: Any) -> list[Any]:
-        """Returns each of `images`, (rows, height, width, channels) in [-1, 1], as the critic sees
-        them.
+        """Returns `images`, (rows, height, width, channels) in [-1, 1], as the critic sees them.
 
         --diff_augment changes each by its own random numbers, all in one call.
         """
@@ -313,15 +304,16 @@ class GAN(keras.Model):
         return changed
 
     def labels_of(self, data: Any) -> Any:
-        """Returns y of the `data` of train_step, (critic updates, rows); None if the GAN is not
-        conditional."""
+        """Returns y of train_step's `data`, (critic updates, rows); None without conditions."""
         if not self.generated_classes:
             return None
         return tf.cast(keras.utils.unpack_x_y_sample_weight(data)[1], tf.int32)
 
     def scores(self, images: Any, labels: Any) -> Any:
-        """Returns the critic's scores in training, (rows, 1); labels: (rows,), or None if it takes
-        none."""
+        """Returns the critic's scores in training, (rows, 1).
+
+        labels: (rows,), or None if it takes none.
+        """
         return self.critic(with_labels(images, labels), training=True)
 
     def images_for_updates(self, step: StepContext, noise: Any, labels: Any) -> list[Generated]:
@@ -340,8 +332,7 @@ class GAN(keras.Model):
         return generated
 
     def fakes(self, *updates: Generated) -> list[Any]:
-        """Returns the images for each critic update from its noise; these updates do not change the
-        generator.
+        """Returns images for each critic update; these do not change the generator.
 
         One forward pass makes all of them, with fewer operations and all-reduces. On a CPU, a
         single replica runs the generator for each noise separately, because the activations of
@@ -356,8 +347,7 @@ class GAN(keras.Model):
         return images
 
     def critic_gradients(self, *given: Any) -> Any:
-        """Returns losses by name, and a gradient of the scaled loss for each critic variable, over
-        this replica's rows.
+        """Returns losses by name, and a scaled gradient per critic variable, of this replica.
 
         given: the arguments of `critic_losses`.
         """
@@ -383,7 +373,7 @@ class GAN(keras.Model):
             gradients_of = self.critic_gradients
             # XLA compiles parts, such as these gradients; TensorFlow sums over replicas between
             # them
-            if step.cut:
+            if step.in_parts:
                 gradients_of = self._compiled_gradients
             elif self.batches_per_step > 1 and not compiled_by_xla():
                 # XLA takes what a traced function gets from the step for constants, and would
@@ -396,8 +386,7 @@ class GAN(keras.Model):
         return losses
 
     def update_generator(self, step: StepContext, generated: "Generated") -> Any:
-        """Updates the generator once by the images that it generated; returns this replica's part
-        of its loss."""
+        """Updates the generator by its images; returns this replica's part of its loss."""
         gradients_of = partial(self.generator_gradients, global_batch_size=step.global_batch_size)
         # Waits for the critic's update, which assigns its first weights last: both at once would
         # need more memory.
@@ -408,8 +397,7 @@ class GAN(keras.Model):
         return loss
 
     def generator_gradients(self, generated: "Generated", global_batch_size: int) -> Any:
-        """Returns the loss, and a gradient of the scaled loss for each generator variable, over
-        this replica's rows."""
+        """Returns the loss, and a scaled gradient per generator variable, of this replica."""
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self.generator_variables)
             images = self.generator(with_labels(generated.noise, generated.labels), training=True)
@@ -431,8 +419,7 @@ class GAN(keras.Model):
         )
 
     def sample(self, noise: Any, labels: Any = None) -> Any:
-        """Returns uint8 images of the averaged generator, (count, …), for (count, latent_dim)
-        noise.
+        """Returns uint8 images (count, …) of the averaged generator for noise (count, latent_dim).
 
         labels: (count,), if the GAN is conditional.
         """
@@ -441,8 +428,7 @@ class GAN(keras.Model):
         ).numpy()
 
     def templates(self) -> dict[str, keras.Model]:
-        """Returns the models to save: the averaged generator as "model", the plain one, and the
-        critic."""
+        """Returns the models to save: averaged generator as "model", the raw one, the critic."""
         return {
             "model": self.averaged_generator(),
             "generator_raw": self.generator,
@@ -454,8 +440,7 @@ class GAN(keras.Model):
         return to_uint8(outputs)
 
     def averaged_generator(self) -> keras.Model:
-        """Returns the averaged generator, with the batch statistics of the trained one (they are
-        averages already)."""
+        """Returns the averaged generator, with the trained one's batch statistics."""
         for average, trained in zip(
             self.generator_average.non_trainable_variables,
             self.generator.non_trainable_variables,

@@ -114,8 +114,7 @@ _planned: list[None] = []
 
 @contextmanager
 def as_on_gpus() -> Iterator[None]:
-    """Makes both layers use the operations that they use on GPUs, in what is built or traced within
-    the block."""
+    """Makes both layers use their operations for GPUs in what the block builds or traces."""
     _planned.append(None)
     try:
         yield
@@ -124,8 +123,7 @@ def as_on_gpus() -> Iterator[None]:
 
 
 def prefers_many_rows() -> bool:
-    """Returns whether one operation over many rows is faster than several over few, as on GPUs,
-    which launch each.
+    """Returns whether one operation over many rows is faster than several, as on GPUs.
 
     On a CPU, the activations of few rows stay in its caches.
     """
@@ -193,8 +191,7 @@ assert tuple(_BY_NAME) == DIFF_AUGMENTATIONS
 
 
 class DiffAugment:
-    """Applies the augmentations of these names; with none, images stay as they are and nothing is
-    drawn."""
+    """Applies the augmentations of these names; without any, nothing is drawn."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._chosen = [change for name, change in _BY_NAME.items() if name in names]
@@ -213,8 +210,7 @@ class DiffAugment:
         return tf.reshape(tf.transpose(drawn, (1, 0, 2)), (-1, numbers))
 
     def __call__(self, images: Any, numbers: Any) -> Any:
-        """Returns the images, (rows, height, width, channels), changed by the `numbers` that `draw`
-        returned."""
+        """Returns the images, (rows, height, width, channels), changed by `draw`'s numbers."""
         parts = tf.split(numbers, [count for _, count in self._chosen], axis=1)
         for (change, _), part in zip(self._chosen, parts, strict=True):
             images = change(images, part)

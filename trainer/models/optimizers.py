@@ -20,8 +20,7 @@ def learning_rate(
     updates_per_step: int = 1,
     later: tuple[int, float] | None = None,
 ) -> Any:
-    """Returns the learning rate for a Keras optimizer that makes `updates_per_step` updates: a
-    number or a schedule.
+    """Returns an optimizer's rate, a number or a schedule, for `updates_per_step` updates.
 
     later: (step, the rate from that step on).
     """

@@ -18,8 +18,10 @@ from trainer.models.gan import GAN, scores_and_slopes, twice
 
 
 class R3GAN(GAN):
-    """Trains by the logistic loss of pairs, and gamma / 2 times R1 and R2; gamma is
-    `gradient_penalty_weight`."""
+    """Trains by the logistic loss of pairs, and gamma / 2 x (R1 + R2).
+
+    gamma is `gradient_penalty_weight`.
+    """
 
     settings: R3GANConfig
     compiles_gradients = True

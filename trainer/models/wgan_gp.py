@@ -16,8 +16,7 @@ from trainer.models.gan import GAN, scores_and_slopes, twice
 
 
 def gradient_norms(critic: Any, images: Any, labels: Any = None) -> Any:
-    """Returns the L2 norm of the critic's gradient at each image, (rows,); where it is 0 its
-    gradient is 0, not NaN."""
+    """Returns the L2 norm of the critic's gradient at each image, (rows,); at 0 without NaN."""
 
     def root(squares: Any) -> tuple[Any, Any]:
         norms = tf.sqrt(squares)

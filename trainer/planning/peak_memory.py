@@ -36,8 +36,7 @@ _ROWS = 1.05 ** np.arange(400)
 
 @dataclass(frozen=True)
 class Allocation:
-    """Holds one allocation: operation, kind of memory, bytes as the allocator rounds them, number
-    of its DataType."""
+    """Holds an allocation: operation, kind of memory, rounded bytes, number of its DataType."""
 
     operation: str
     kind: str
@@ -59,8 +58,7 @@ class Trace:
     step: int
 
     def changes(self, *, temporaries: bool) -> Iterator[tuple[int, int]]:
-        """Yields, in the steps that count, an allocation's index with 1 where it is made and -1
-        where it is freed.
+        """Yields an allocation's index with 1 where it is made and -1 where it is freed.
 
         temporaries: whether also workspace of CPU kernels; the kernel of a GPU needs another
             amount, or none.
@@ -108,8 +106,7 @@ def peak_bytes(trace: Trace, state: int, *, temporaries: bool) -> int:
 
 
 def worst_order(trace: Trace, state: int, steps: int) -> float:
-    """Returns the factor by which the peak may grow if the operations run in another order than the
-    traced one."""
+    """Returns the factor by which another order of the operations may raise the peak."""
     changes = trace.changes(temporaries=False)
     sizes = np.array([sign * trace.allocations[index].bytes for index, sign in changes])
     late = max(1, int(_LATE_SHARE * len(sizes) / steps))
@@ -170,8 +167,7 @@ Step = TypeVar("Step", bound=Callable[[], object])
 
 
 def traced(rows: int, build: Callable[[], Step]) -> tuple[Step, Trace]:
-    """Runs `build` and then, several times, the step that it returns; returns it and a trace of all
-    their allocations.
+    """Runs `build`, then the step that it returns; returns this and a trace of allocations.
 
     The trace marks the last COUNTED steps. TensorFlow on the CPU must use the allocator of GPUs, as
     trainer.plan sets. Raises PlatformFault if the trace has no allocation.
@@ -221,8 +217,7 @@ def traced(rows: int, build: Callable[[], Step]) -> tuple[Step, Trace]:
 
 
 def _events(spaces: Iterable[Any]) -> Iterator[tuple[int, str, Mapping[str, Any]]]:
-    """Yields time, name and values of each event of _NAMES: allocations, their ends, and the start
-    of the steps."""
+    """Yields time, name and values of each event of _NAMES: allocations, their ends, steps."""
     for plane in (plane for space in spaces for plane in space.planes):
         names = {
             key: about.name for key, about in plane.event_metadata.items() if about.name in _NAMES

@@ -64,8 +64,7 @@ _REPEATED_ROWS = 16  # rows of the data of which all batches are made
 
 
 class MeasuredStep:
-    """Builds the model and a step with `rows` rows on each of `replicas` logical CPUs, and runs it
-    when it is called.
+    """Builds a step with `rows` rows on each of `replicas` logical CPUs, and runs it if called.
 
     It computes in float32 where the run has 16 bits, and without XLA, whose operations differ
     between CPU and GPU.
@@ -119,8 +118,7 @@ class MeasuredStep:
 
     @property
     def sums_within(self) -> bool:
-        """Returns whether a step sums over replicas before its update, as synchronized batch norm
-        does."""
+        """Returns whether a step sums over replicas before its update, as batch norm does."""
         interface = ModelInterface.of(self.model)
         if interface.own_step:
             return not interface.compiles_gradients
@@ -153,8 +151,7 @@ _CALL_S = 0.1  # a timed call has steps for this long
 
 @dataclass(frozen=True)
 class StepPart:
-    """Holds what is counted and measured of a step with `rows` rows on each of `replicas` logical
-    CPUs.
+    """Holds what is known of a step with `rows` rows on each of `replicas` logical CPUs.
 
     `trace` and `seconds`: only of steps that were run, the latter but for the fewest rows.
     """
@@ -286,8 +283,7 @@ def make_plan(config: TrainConfig, kept: Path) -> StepPlan:
 
 
 def work_of_replicas(config: TrainConfig, dataset: Dataset, replicas: int) -> Work:
-    """Returns the work of each of so many replicas in a step by its rows. It traces steps and runs
-    none."""
+    """Returns each replica's work in a step by its rows; traces steps and runs none."""
     return work_by_rows(
         *(StepPart.of(MeasuredStep(config, dataset, rows, replicas)) for rows in _ROWS[::2])
     )
@@ -300,8 +296,7 @@ def measure_step(config: TrainConfig, dataset: Dataset, rows: int) -> tuple[Meas
 
 
 def _seconds_per_step(step: MeasuredStep) -> float:
-    """Times the step outside of a trace; returns the seconds of a step in the fastest of several
-    calls."""
+    """Returns the seconds of a step, outside of a trace, in the fastest of several calls."""
     times = list[float]()
     count = 1
     while len(times) < _TIMED_CALLS and sum(times) < _TIMED_S:
@@ -316,8 +311,7 @@ def _seconds_per_step(step: MeasuredStep) -> float:
 
 
 def work_by_rows(small: StepPart, large: StepPart) -> Work:
-    """Returns the work of one replica in a step as a function of its rows, from steps with two
-    numbers of rows.
+    """Returns one replica's work as a function of its rows, from steps of two sizes.
 
     Both steps have equally many replicas, and their graphs have the operations of every one.
     Operations that a graph of several replicas has only once are left out, as the host runs them.

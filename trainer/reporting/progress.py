@@ -25,8 +25,7 @@ State = dict[str, Any]  # what a part of a run stores in a checkpoint, valid in 
 
 @dataclass(frozen=True)
 class StepLogs:
-    """Holds what one call to the device returned: scalars of each step, summed over replicas, and
-    Keras metrics.
+    """Holds what a call to the device returned: summed scalars of each step, Keras metrics.
 
     Those are of the epoch so far, as in `fit`.
     """

@@ -132,7 +132,7 @@ def fit_model(model: keras.Model, config: TrainConfig, arguments: Mapping[str, A
         if trained is not model:
             set_state(model, trained)
         if run.end() == INTERRUPTED:
-            raise KeyboardInterrupt("the state is saved: the same call goes on")
+            raise KeyboardInterrupt("the state is saved: the same call resumes")
 
 
 def copy_of(model: keras.Model) -> keras.Model:
@@ -408,7 +408,7 @@ class Launch:
         if data.last and (config.virtual_replicas or config.micro_batches > 1):
             raise UserError(
                 f"fit: the last batch of a pass has {data.last} rows, which --virtual_replicas and"
-                f" --micro_batches cannot cut: use a batch_size that divides {train.count}"
+                f" --micro_batches cannot divide: use a batch_size that divides {train.count}"
             )
         schedule = Schedule(train.count, data.batch_size, 1, config.seed, last=data.last)
         if epoch_steps and schedule.steps_per_pass % min(epoch_steps, schedule.steps_per_pass):

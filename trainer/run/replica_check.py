@@ -224,11 +224,11 @@ def act_on_verdict(verdict: ReplicaVerdict, *, allowed: bool, paid: bool = False
         line = f"one replica and two were not compared before training: {verdict.reason}"
         line = f"{line}; {lines}" if lines else line
         if verdict.fault and not allowed:
-            raise PlatformFault(f"{line}: --allow_replica_dependence trains all the same")
+            raise PlatformFault(f"{line}: --allow_replica_dependence trains anyway")
         if paid and verdict.not_compared and not allowed:
             raise UserError(
-                f"{line}: compare them at your desk (python -m trainer.check with the same flags),"
-                " then pay for several replicas with --allow_replica_dependence"
+                f"{line}: compare them on your machine (python -m trainer.check with the same"
+                " flags), then pay for several replicas with --allow_replica_dependence"
             )
         log.warning(line)
 
@@ -346,7 +346,7 @@ def compare_built(setup: TrainingSetup) -> dict[str, Any]:
     widths = {layer.compute_dtype for layer in layers_by_path(model).values()}
     try:
         if rows == 0 or count == 1 or widths & {"float16", "bfloat16"}:
-            raise UserError("one device, few rows or 16 bits tell nothing")
+            raise UserError("one device, few rows or 16 bits prove nothing")
         with copied_variables(model):
             alone = after_steps(Replicas(tf.distribute.get_strategy(), replicas.devices[:1], 0, 0))
         together = after_steps(replicas)
@@ -392,7 +392,7 @@ def compare_few_rows(config: TrainConfig) -> dict[str, Any]:
             if rows == whole:
                 raise
     if problems and warnings:
-        reason = f"the log tells of a dependence already: {'; '.join(warnings)}"
+        reason = f"a warning names a dependence already: {'; '.join(warnings)}"
         return {"agrees": None, "reason": reason, "by_settings": True}
     return {
         "agrees": not problems,

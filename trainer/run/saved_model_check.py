@@ -41,7 +41,7 @@ def compare_saved(setup: TrainingSetup, folder: Path) -> str:
     if is_whole:
         count = next((leaf.shape[0] for leaf in symbolic_inputs(trained)), None) or _ROWS
         parts = tf.nest.map_structure(tf.convert_to_tensor, setup.dataset.train.first(count))
-        data = setup.dataset.as_fit(parts)
+        data = setup.dataset.step_data(parts)
         x = data[0] if isinstance(data, tuple) else data
     else:
         inputs = dict(named_leaves(model_inputs(trained)))

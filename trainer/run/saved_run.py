@@ -56,7 +56,7 @@ def evaluate_run(run: RequestedRun) -> tuple[dict[str, float], int, Classificati
         with _reporting_misfits(run, dataset), replicas.strategy.scope():
             build_compiled(
                 model,
-                dataset.as_fit(tf.nest.map_structure(tf.convert_to_tensor, examples.first(1))),
+                dataset.step_data(tf.nest.map_structure(tf.convert_to_tensor, examples.first(1))),
             )
     if why := why_not_evaluated(model):
         raise UserError(f"{run.name} has nothing to evaluate: {why}")
@@ -65,7 +65,7 @@ def evaluate_run(run: RequestedRun) -> tuple[dict[str, float], int, Classificati
         replicas,
         examples,
         config.evaluation_batch,
-        dataset.as_fit,
+        dataset.step_data,
         dataset.class_names,
     )
     with _reporting_misfits(run, dataset):
@@ -80,7 +80,7 @@ def predict_run(run: RequestedRun) -> tuple[dict[str, Any], int]:
     Raises UserError like `evaluate`.
     """
     config = run.config
-    weights, replicas = _begin(run, "predicts by")
+    weights, replicas = _begin(run, "predicts with")
     network = _load_exported(run, weights, replicas)
     if network is None:
         trained_on = load_dataset(run.trained, trains=False)
@@ -90,7 +90,7 @@ def predict_run(run: RequestedRun) -> tuple[dict[str, Any], int]:
     examples = _examples_to_use(run, dataset)
     with _reporting_misfits(run, dataset):
         outputs = prediction.predict(
-            network, replicas, examples, config.evaluation_batch, dataset.as_fit
+            network, replicas, examples, config.evaluation_batch, dataset.step_data
         )
         arrays = dict(prediction.named_outputs(outputs, output_names(network)))
     return arrays, examples.count
@@ -114,9 +114,7 @@ def weights_path(run: RequestedRun) -> Path:
     # A checkpoint is chosen by its step, as the newest, or as the best.
     checkpoints = {folder.name: folder for folder in checkpoint_folders(run.folder / CHECKPOINTS)}
     if not checkpoints:
-        raise UserError(
-            f"{run.name} has no checkpoint: leave out --checkpoint to use the template model"
-        )
+        raise UserError(f"{run.name} has no checkpoint: leave out --checkpoint to use its model/")
     newest = [*checkpoints][-1]
     if choice == NEWEST:
         name = newest

@@ -191,7 +191,7 @@ class StartedJob:
             )
         if changes:
             log.warning(
-                f"the versions have changed ({changes}): the run goes on with other roundings"
+                f"the versions have changed ({changes}): the run continues with other rounding"
             )
 
         # An entry has no digest if all functions were built in.

@@ -117,7 +117,7 @@ class StepProgram:
         """Keeps the choice, in run.json, for a restart."""
         self.job.xla_choice = choice
         if self.job.cluster.is_chief:
-            steps = {"at_once": self.runner.steps_per_program}
+            steps = {"steps_per_program": self.runner.steps_per_program}
             self.job.job_dir.add_to_run_info(compilation={**asdict(choice), **steps})
 
 

@@ -19,7 +19,7 @@ from trainer.base.settings.own_settings import is_named
 from trainer.base.settings.schedule import Schedule
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import Replicas
-from trainer.data.augmentation import AsFit, augmentation, weighted_by_class
+from trainer.data.augmentation import StepData, augmentation, weighted_by_class
 from trainer.data.batches import batches, copied_ahead, last_batches
 from trainer.data.dataset import Dataset
 from trainer.data.examples import HEAD_ROWS, InSequence
@@ -111,12 +111,12 @@ class TrainingSetup:
     def _replica_data(self, replicas: Replicas) -> ReplicaData:
         interface = ModelInterface.of(self.model)
         augment = augmentation(self.config)
-        return ReplicaData(replicas, interface, self.as_fit, augment, undivided=self.undivided)
+        return ReplicaData(replicas, interface, self.step_data, augment, undivided=self.undivided)
 
     @property
-    def as_fit(self) -> AsFit:
+    def step_data(self) -> StepData:
         """Returns the function from parts of rows to what `fit` passes, with class weights."""
-        return weighted_by_class(self.dataset.as_fit, self.config.class_weight)
+        return weighted_by_class(self.dataset.step_data, self.config.class_weight)
 
     @cached_property
     def gather(self) -> Callable[[Any], Any] | None:

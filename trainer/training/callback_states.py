@@ -150,8 +150,8 @@ class CallbackStates:
             # Keras's own callbacks open their files again.
             if saved["not_kept"] and not type(callback).__module__.startswith("keras."):
                 log.info(
-                    f"callbacks: {type(callback).__name__}: {', '.join(saved['not_kept'])} begins"
-                    " anew: only numbers, text, arrays and lists of them are kept in a checkpoint"
+                    f"callbacks: {type(callback).__name__}: {', '.join(saved['not_kept'])} starts"
+                    " afresh: only numbers, text, arrays and lists of them are kept in a checkpoint"
                 )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.cluster.strategy import Replicas
-from trainer.data.augmentation import AsFit, Change
+from trainer.data.augmentation import Change, StepData
 from trainer.data.batches import ReplicaRows
 from trainer.invariance.step import StepContext
 from trainer.user_code.interface import ModelInterface
@@ -18,14 +18,14 @@ from trainer.user_code.interface import ModelInterface
 class ReplicaData:
     """Makes the `data` that train_step takes on a replica.
 
-    as_fit: makes the data of the parts of a replica's rows, such as x and y; augment: changes the
-        images in these;
+    step_data: makes the data of the parts of a replica's rows, such as x and y;
+    augment: changes the images in these;
     undivided: whether a batch has all its rows in axis 0, and none for each replica.
     """
 
     replicas: Replicas
     interface: ModelInterface
-    as_fit: AsFit
+    step_data: StepData
     augment: Change | None = None
     undivided: bool = False
 
@@ -58,7 +58,7 @@ class ReplicaData:
                 )
 
         # Each shard of virtual replicas is augmented as the replica it stands for.
-        data = self.as_fit(parts)
+        data = self.step_data(parts)
         if not step.virtual_replicas or stacked:
             return self._augmented(data, step)
         shards = map(step.micro_batch, range(step.micro_batches))

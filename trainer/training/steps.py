@@ -139,7 +139,7 @@ class StepRunner:
 
     def one_step(self, batch: Any, step: Any) -> Any:
         """Returns the scalars of each replica's step number `step`; call it in a graph."""
-        with self._as_fit():  # around the threads of all replicas
+        with self._scaled_losses():  # around the threads of all replicas
             return tf.autograph.experimental.do_not_convert(self._on_replicas)(batch, step)
 
     def traced(self, iterator: Any) -> Any:
@@ -251,13 +251,13 @@ class StepRunner:
                 data.append(self._replica_data(tf.nest.pack_sequence_as(rows, of_step), step))
             return tf.nest.map_structure(lambda *parts: tf.stack(parts), *data)
 
-        with self._as_fit():
+        with self._scaled_losses():
             data = strategy.run(prepared, args=(rows,))
             by_replica = strategy.run(self._program(steps, begin, end), args=(data,))
         return strategy.experimental_local_results(by_replica)[0]
 
     @contextmanager
-    def _as_fit(self) -> Iterator[None]:
+    def _scaled_losses(self) -> Iterator[None]:
         """Makes Keras's losses in the block add up, or average, to that of the global batch.
 
         What metrics return there is noted.
@@ -294,7 +294,7 @@ class StepRunner:
 
         Between them TensorFlow sums the gradients.
         """
-        program = Program(tf.compat.v1.get_default_graph(), [step], cut=True)
+        program = Program(tf.compat.v1.get_default_graph(), [step], gradients_only=True)
         updates = list[Update]()
         sizes = list[Any]()
 
@@ -382,7 +382,7 @@ class StepRunner:
             rows,
             replicas.global_batch_size,
             program=program,
-            cut=self._is_divided,
+            in_parts=self._is_divided,
             micro_batches=replicas.micro_batches,
             virtual_replicas=replicas.virtual,
             model=self.model,

@@ -21,8 +21,7 @@ from trainer.user_code.mistakes import as_user_mistake
 def command(
     again: str, *, answers: bool = False
 ) -> Callable[[Callable[[Sequence[str]], int]], Callable[..., int]]:
-    """Returns a decorator of a function of command-line arguments, which then returns an exit code
-    whatever it raises.
+    """Returns a decorator of a command's function, which returns an exit code in any case.
 
     It logs an exception and returns the exit code of its kind. Without arguments it takes those of
     this process. again: what a second run of the same command does, such as "resumes from the last
@@ -61,8 +60,7 @@ def command(
 
 
 def _of_environment(error: BaseException) -> UserError | None:
-    """Returns the error for a Python whose TensorFlow, Keras or NumPy is missing or another; else
-    None."""
+    """Returns the error for a Python without the right TensorFlow, Keras or NumPy, or None."""
     name = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else ""
     if name not in ("tensorflow", "keras", "numpy"):
         return None
@@ -76,8 +74,7 @@ def _of_environment(error: BaseException) -> UserError | None:
 
 @contextmanager
 def quiet_start() -> Iterator[None]:
-    """Says that TensorFlow is loaded, which takes seconds, and hides the stderr output of C++ code
-    within the block; shows it if the block raises.
+    """Says that TensorFlow is loaded, and hides C++ output unless the block raises.
 
     TensorFlow 2.21 prints device and oneDNN notices during its import, before it reads
     TF_CPP_MIN_LOG_LEVEL. If the user sets that variable, nothing is hidden.

@@ -50,8 +50,7 @@ class UserModel(Protocol):
         """
 
     def test_step(self, data: Any) -> Mapping[str, Any]:
-        """Evaluates a batch on one device, outside of a step; returns scalars by name, which are
-        reported as val_….
+        """Evaluates a batch on one device, outside of a step; returns val_… scalars by name.
 
         `data`: as in train_step, without `batches_per_step`: (rows, …) of each part, the last batch
             smaller. Results of the model's `metrics` are those of all batches together; other
@@ -59,16 +58,14 @@ class UserModel(Protocol):
         """
 
     def sample(self, noise: Any, labels: Any = None) -> Any:
-        """Returns images for (count, latent_dim) noise in floatx: an array or a tensor, outside of
-        a step.
+        """Returns images for (count, latent_dim) noise: an array or a tensor, outside of a step.
 
         The images are uint8, (count, height, width, 1 or 3), from 0 to 255, one for each row of the
         noise. Only a model with `generated_classes` gets labels, (count,) int32, from 0.
         """
 
     def averaged_generator(self) -> keras.Model:
-        """Returns the same network at each call, with its current weights: (rows, latent_dim) ->
-        images in [-1, 1].
+        """Returns the same network, with current weights: (rows, latent_dim) -> images in [-1, 1].
 
         If the model has `generated_classes`, the network takes [noise, labels], with labels (rows,)
         int32.
@@ -142,8 +139,7 @@ def all_metrics(model: keras.Model) -> list[keras.Metric]:
 
 @contextmanager
 def recording_results(model: keras.Model) -> Iterator[list[tuple[Any, keras.Metric]]]:
-    """Yields a list that gets what `result` of each of the model's metrics returns in the block,
-    with the metric."""
+    """Yields a list that gets the results of the model's metrics in the block, with each metric."""
     returned = []
 
     def recording(metric: keras.Metric, result: Callable[[], Any]) -> Any:
@@ -164,8 +160,7 @@ def recording_results(model: keras.Model) -> Iterator[list[tuple[Any, keras.Metr
 def metrics_by_key(
     logs: Mapping[str, Any], returned: Sequence[tuple[Any, keras.Metric]]
 ) -> dict[str, keras.Metric]:
-    """Returns the metrics whose results are values of `logs`, by the keys under which a step
-    returns them."""
+    """Returns the metrics whose results are values of `logs`, by their keys there."""
     by_value = {id(value): metric for value, metric in returned}
     return {key: by_value[id(value)] for key, value in logs.items() if id(value) in by_value}
 
@@ -198,8 +193,7 @@ def results_of(
 
 
 def numbers_of(results: Mapping[str, Any]) -> dict[str, float]:
-    """Returns results as numbers; the elements of a vector, as of F1Score, are named name_0,
-    name_1, …"""
+    """Returns results as numbers; elements of a vector, as of F1Score, are name_0, name_1, …"""
     numbers: dict[str, float] = {}
     for name, value in results.items():
         values = np.asarray(value, np.float64)
@@ -219,8 +213,7 @@ def output_names(model: keras.Model) -> list[str]:
 
 
 def has_class_outputs(model: keras.Model) -> bool:
-    """Returns whether the model has one output of shape (rows, classes), with at least two
-    classes."""
+    """Returns whether the model has one output, (rows, classes), with at least two classes."""
     shape = getattr(model, "output_shape", None)
     return (
         isinstance(shape, tuple)

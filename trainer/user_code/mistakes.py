@@ -76,8 +76,7 @@ _Frame = tuple[str, int, str]  # file, line, function
 
 
 def as_user_mistake(error: BaseException) -> UserError | None:
-    """Returns the exception in one line with the user's file and line; None if the user's code did
-    not raise it."""
+    """Returns the exception in a line with the user's file; None if other code raised it."""
     if isinstance(error, UserError | PlatformFault):
         return None
     if _NO_FLOAT64.search(message_of(error)):
@@ -103,8 +102,7 @@ def as_user_mistake(error: BaseException) -> UserError | None:
 
 
 def where_raised(error: BaseException) -> tuple[str, BaseException] | None:
-    """Returns where the user's code raised `error` or one of its causes, and that exception; None
-    if it raised none.
+    """Returns where the user's code raised `error` or a cause, and that one; None otherwise.
 
     The place is text: `file:line in function`.
     """
@@ -156,8 +154,7 @@ def _frames_in_text(text: str) -> list[_Frame]:
 
 
 def _without_callers(frames: list[_Frame]) -> list[_Frame]:
-    """Returns the frames from the first one of this package on: the script or test that called it
-    made no mistake."""
+    """Returns the frames from the first one of this package on: its caller made no mistake."""
     first = next(
         (at for at, frame in enumerate(frames) if os.path.abspath(frame[0]).startswith(_OURS)), 0
     )

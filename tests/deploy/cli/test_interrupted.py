@@ -47,11 +47,11 @@ def test_ctrl_c_after_a_lost_response_finds_the_job_and_the_same_command_follows
     shown = typed("submit", "cpu", *SDK, code=75)
     job = cloud.job
     assert "looks for it for up to 60 s; Ctrl-C skips that\n" in shown
-    assert f"goes on: watch it: python -m deploy watch {job['name']}" in shown
+    assert f"is running: watch it: python -m deploy watch {job['name']}" in shown
     assert attempts()[0]["state"] == "INTERRUPTED"
     assert attempts()[0]["job"] == job["name"]
     flying.asleep = lambda: cloud.end(job, "SUCCEEDED")
-    assert f"goes on with {job['name']}, which the same command submitted before" in typed(
+    assert f"continues with {job['name']}, which the same command submitted before" in typed(
         "submit", "cpu", *SDK
     )
     assert states(cloud) == ["SUCCEEDED"]

@@ -79,7 +79,7 @@ def test_again_sends_another_and_without_it_a_detached_job_is_found_while_it_run
     for flags, sent in (([], 1), ([], 1), (["--again"], 2), ([], 2)):
         shown = typed("submit", "cpu", *SDK, "--detach", *flags)
         assert len(cloud.jobs) == sent
-    assert "goes on with" in shown
+    assert "continues with" in shown
     for job in cloud.jobs.values():
         cloud.end(job, "SUCCEEDED")
     typed("submit", "cpu", *SDK, "--detach")

@@ -225,7 +225,7 @@ import trainer
 from trainer import helper
 from vertex_report import report
 print("words", sys.argv[1:], helper.NAME, trainer.__file__.endswith("code/trainer/__init__.py"))
-for name in ("deploy", "in_job", "starter"):
+for name in ("deploy", "in_job", "bootstrap"):
     try:
         __import__(name)
     except ImportError:
@@ -252,7 +252,7 @@ def test_a_package_called_trainer_runs_on_two_workers(
     assert job["displayName"].startswith("trainer-task-cpu-2workers-")
     for worker in ("workerpool0-0", "workerpool1-0"):
         assert f"  {worker}  words {words} mine True\n" in shown
-        for name in ("deploy", "in_job", "starter"):
+        for name in ("deploy", "in_job", "bootstrap"):
             assert shown.count(f"  {worker}  no {name}\n") == 1
     folder = str(output_of(job)).removeprefix("gs://").rstrip("/")
     stats = [json.loads(line) for line in vertex.objects[f"{folder}/stats.jsonl"].splitlines()]

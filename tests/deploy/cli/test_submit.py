@@ -150,7 +150,7 @@ def test_a_check_of_a_tier_is_a_short_job_on_one_machine(
     assert len(spec["workerPoolSpecs"]) == 1
     whole = load_tier(tier)
     task = task_of(spec)
-    # an own image has no starter
+    # an own image has no bootstrap
     assert (start_of(task)["module"] if "env" in task else task["command"][2]) == "trainer.check"
     assert task["args"] == [*recipe, f"--expect_devices={whole.accelerators}", "--on_gpus"]
     assert spec["scheduling"]["timeout"] == "3600s"

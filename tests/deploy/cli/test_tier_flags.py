@@ -121,7 +121,7 @@ def test_a_machine_without_a_tier(cloud: Emulator) -> None:
     assert "diskSpec" not in pool
 
 
-def test_an_image_of_ones_own_reads_secrets_by_the_starter_first(cloud: Emulator) -> None:
+def test_an_image_of_ones_own_reads_secrets_by_the_bootstrap_first(cloud: Emulator) -> None:
     task = task_of(sent(cloud, "cpu", IMAGE, f"--secret=HF_TOKEN={SECRET}"))
     assert json.loads(variables_of(task)["TRAINER_SECRETS"]) == {"HF_TOKEN": SECRET}
     assert start_of(task)["module"] == "trainer.task"

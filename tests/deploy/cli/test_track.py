@@ -81,7 +81,7 @@ def test_compare_sends_its_runs_at_the_end(command: Command, store: str) -> None
 
 def test_a_run_that_goes_on_is_refused(refused: Command) -> None:
     lock_folder(plant_run(Path("run")), "job_dir", "run")
-    assert "run: the run goes on: give it --track, or wait for its end" in refused(
+    assert "run: the run is not done: give it --track, or wait for its end" in refused(
         "track", "run", "--track=wandb:x"
     )
 

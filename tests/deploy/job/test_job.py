@@ -22,7 +22,7 @@ from deploy.job.sending import check_resources
 from deploy.job.spec import NCCL_SETTINGS, machine_spec
 from deploy.job.workload import workload_on
 from deploy.packaging import distributions
-from deploy.packaging.images import IMAGE_RECORD, START, STARTER, BuiltImage, remember, remembered
+from deploy.packaging.images import BOOTSTRAP, IMAGE_RECORD, START, BuiltImage, remember, remembered
 from deploy.packaging.packages import Package
 from deploy.platform import buckets
 from deploy.platform.gcloud_and_sdk import to_yaml
@@ -33,7 +33,7 @@ from tests.deploy.conftest import Capture, error_of, run, start_of, variables_of
 from tests.deploy.emulator import Emulator
 from tests.fixtures import Json, Patch
 from trainer.base.errors import UserError
-from trainer.base.settings.request import Overrides, resolve
+from trainer.base.settings.request import Overrides
 from trainer.base.settings.train_config import DATA_KINDS
 from trainer.data import sources
 
@@ -80,8 +80,8 @@ def test_the_dry_run_of_a_tier_is_the_golden_one(path: Path, monkeypatch: Patch)
     spec = copy.deepcopy(dict(submitted.spec))
     for pool in spec["workerPoolSpecs"]:
         command = pool["containerSpec"]["command"]
-        assert command == ["python3", "-c", START, STARTER.uri(GCP.bucket)]
-        command[3] = command[3].replace(STARTER.sha256, "(SHA-256)")
+        assert command == ["python3", "-c", START, BOOTSTRAP.uri(GCP.bucket)]
+        command[3] = command[3].replace(BOOTSTRAP.sha256, "(SHA-256)")
     made = "".join(f"# {line}\n" for line in describe([submitted])) + to_yaml(spec)
     golden = GOLDEN / path.name
     assert {path.name for path in GOLDEN.glob("*.yaml")} <= {
@@ -240,7 +240,7 @@ def test_a_recipe_file_goes_along_as_flags_and_flags_win(tmp_path: Path) -> None
     made = job("cpu", f"--recipe={recipe}", "--steps=7", "--image_size=12", "--skip_bad_images")
     arguments = task(made)["args"]
     assert not any("recipe" in argument or "epochs" in argument for argument in arguments)
-    there = resolve(arguments).config
+    there = Overrides.parse(arguments).config
     here = made.workload.config
     assert there.model == "mlp"
     assert there.image_size == 12

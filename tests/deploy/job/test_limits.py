@@ -153,7 +153,8 @@ def test_what_a_job_spent_until_its_timeout_is_spent_for_the_next_tier_and_the_s
     timeout_s = timeout_of(first)
     assert f"it ran for {format_duration(timeout_s)}, the most that its plan, --max_cost" in shown
     assert f"elsewhere the same command with --job_dir={output_of(first)}" in shown
-    assert f"goes on where {first['name']} stopped at a limit" in typed("submit", *command, code=75)
+    shown = typed("submit", *command, code=75)
+    assert f"continues where {first['name']} stopped at a limit" in shown
     second = cloud.jobs["1001"]
     assert output_of(second) == output_of(first)
     rest = timeout_of(second)
@@ -162,7 +163,7 @@ def test_what_a_job_spent_until_its_timeout_is_spent_for_the_next_tier_and_the_s
     typed("submit", *command, code=75)
     shown = typed("submit", *command, code=2)
     assert "max_cost=5: 5.00 USD of it are spent, the last by " in shown
-    assert f"to go on, raise it, with --job_dir={output_of(first)}" in shown
+    assert f"to continue, raise it, with --job_dir={output_of(first)}" in shown
     assert len(cloud.jobs) == 3
 
 
@@ -201,7 +202,7 @@ def test_a_job_with_a_plan_may_take_three_times_its_upper_end(
         assert priced
         seconds = job.tier.timeout_s
         assert seconds == (limit_s or math.ceil(3 * 3600 * priced.hours.high))
-        ends = f"after {format_duration(seconds)} it ends, and the same command goes on"
+        ends = f"after {format_duration(seconds)} it ends, and the same command resumes it"
         assert ends in "\n".join(cost_lines([job]))
 
 

@@ -8,9 +8,9 @@ import pytest
 from deploy.job.ledger import Submission
 from deploy.job.sending import Creation
 from deploy.platform import buckets
+from deploy.platform.api_error import ApiError
 from deploy.platform.errors import gcloud_error, lost_response
 from deploy.platform.gcloud_and_sdk import SESSION
-from deploy.platform.retries import ApiError
 from tests.deploy.conftest import needs_gcloud
 from tests.deploy.emulator import Emulator
 from tests.deploy.job.test_job import job

@@ -77,7 +77,7 @@ def test_time_without_work_for_gpus_and_with_unknown_use_neither_counts_nor_ends
     monkeypatch.setattr(job.watch, "works", lambda: True)
     assert (job.watch.idle_s, job.watch.reason) == (900, "")
     assert job.done[1:] == [
-        "nvidia-smi does not tell how much the GPUs are used: that time does not count as idle"
+        "nvidia-smi does not report the use of the GPUs: that time does not count as idle"
     ]
     job.spend(900, 0.0)
     assert job.watch.reason

@@ -47,7 +47,7 @@ def setup_of(model: str, data: str, *flags: str) -> tuple[TrainingSetup, Evaluat
 
 
 def by_keras(setup: TrainingSetup, evaluate: Evaluation) -> dict[str, float]:
-    batches = evaluate._part(1, 0).map(lambda *parts: setup.dataset.as_fit(parts))
+    batches = evaluate._part(1, 0).map(lambda *parts: setup.dataset.step_data(parts))
     found = setup.model.evaluate(batches, steps=evaluate._batches, return_dict=True, verbose=0)
     return {f"val_{name}": value for name, value in numbers_of(found).items()}
 

@@ -4,6 +4,7 @@ line."""
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +67,10 @@ def by_keras(run: Path, checkpoint: str = "") -> tuple[dict[str, float], dict[st
     """Returns what Keras's evaluate and predict, the outputs by name, give on one device, in
     batches of 6."""
     stored = read(run / "run.json")["config"]
-    config = Overrides.read(
+    overrides = Overrides.read(
         {name: value for name, value in stored.items() if value not in (None, "")}
-    ).resolve()
+    )
+    config = replace(overrides, values={}, recipe=overrides.values).config
     setup = build_setup(config, make_replicas(config))
     model = setup.model
     saved = saved_model(run)
@@ -241,7 +243,7 @@ def test_outputs_of_nests_have_names(tmp_path: Path) -> None:
 
     def found(model: Model) -> dict[str, Any]:
         return dict(
-            named_outputs(predictions(model, setup.replicas, held, 6, setup.dataset.as_fit), [])
+            named_outputs(predictions(model, setup.replicas, held, 6, setup.dataset.step_data), [])
         )
 
     x = np.asarray(held.gather(tf.range(held.count))[0])

@@ -149,7 +149,7 @@ def test_an_interrupted_run_ends_as_one_that_never_was(tmp_path: Path, caplog: L
     assert {name: parts[name] for name in calm} == calm
     assert not (tmp_path / "parts" / "backup").exists()
     assert "callbacks: BackupAndRestore is left out" in caplog.text
-    assert "callbacks: Best: file begins anew" in caplog.text
+    assert "callbacks: Best: file starts afresh" in caplog.text
     assert "CSVLogger" not in caplog.text
 
 

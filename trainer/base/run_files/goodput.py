@@ -28,8 +28,7 @@ MUCH = 0.2  # of the time: a class other than steps with this share calls for ad
 
 
 class Goodput:
-    """Counts the seconds of each class over this process and the earlier ones; each moment is in
-    one class.
+    """Counts the seconds of each class over all processes; each moment is in one class.
 
     began: time.monotonic() when this process began; before: result.json as the last process left
         it.
@@ -44,8 +43,7 @@ class Goodput:
         self.unpaid_seconds = number(before.get("between_jobs_seconds")) or 0.0
 
     def enter(self, phase: str) -> None:
-        """Counts the time since the last change to the current class, and makes `phase` the current
-        one."""
+        """Counts the time since the last change, and makes `phase` the current class."""
         now = time.monotonic()
         self._seconds[self.phase] += now - self._since
         self._since = now
@@ -53,8 +51,7 @@ class Goodput:
 
     @contextmanager
     def within(self, phase: str) -> Iterator[None]:
-        """Counts the time of the block, or of the calls of a decorated function, to the class
-        `phase`."""
+        """Counts the block, or the calls of a decorated function, to the class `phase`."""
         outer = self.phase
         self.enter(phase)
         try:
@@ -69,8 +66,7 @@ class Goodput:
         self._seconds[target] += seconds
 
     def recover(self, before: Content, *, paid: bool) -> None:
-        """Counts the time between the last result.json of the process before, `before`, and the
-        start of this one.
+        """Counts the time from the last result.json, `before`, to the start of this process.
 
         paid: whether both belong to one job of Vertex AI, whose machines are paid for in between.
         """
@@ -94,7 +90,6 @@ def seconds_by_class(result: Content) -> dict[str, float]:
 
 
 def share_of_steps(seconds: Mapping[str, float]) -> float | None:
-    """Returns the seconds of steps as a share of those of all classes; None if there are no
-    seconds."""
+    """Returns the share of steps in the seconds of all classes; None without seconds."""
     total = sum(seconds.values())
     return seconds.get(STEP, 0.0) / total if total else None

@@ -190,8 +190,7 @@ def read_run_info(folder: Path) -> tuple[RunInfo, str]:
 
 
 def read_result(folder: Path) -> tuple[Result, str]:
-    """Returns the content of result.json in `folder` and "", or {} and what is wrong with the
-    file."""
+    """Returns result.json of `folder` and "", or {} and what is wrong with the file."""
     return cast(tuple[Result, str], read_json(folder / RESULT))
 
 
@@ -209,8 +208,7 @@ def append_stats(folder: Path, entry: StatsEntry) -> None:
 
 
 def read_stats(folder: Path) -> tuple[list[StatsEntry], str]:
-    """Returns the valid lines of stats.jsonl in `folder`, and what is wrong with the file or with
-    other lines."""
+    """Returns the valid lines of stats.jsonl in `folder`, and what is wrong with the others."""
     try:
         text = (folder / STATS).read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
@@ -223,8 +221,7 @@ def read_stats(folder: Path) -> tuple[list[StatsEntry], str]:
 
 
 def drop_stats_after(folder: Path, step: int) -> None:
-    """Removes lines after `step`, and damaged ones, from stats.jsonl in `folder`: the run resumes
-    at `step`."""
+    """Removes lines after `step`, at which the run resumes, and damaged ones from stats.jsonl."""
     entries = [entry for entry in _valid_entries(folder) if entry["step"] <= step]
     write_whole(folder / STATS, "".join(json.dumps(entry) + "\n" for entry in entries))
 
@@ -235,8 +232,7 @@ def last_reported_step(folder: Path) -> int:
 
 
 def _valid_entries(folder: Path) -> list[StatsEntry]:
-    """Returns the valid lines; raises OSError for a file that cannot be read, so that it is not
-    overwritten."""
+    """Returns the valid lines; raises OSError for an unreadable file, which is then kept."""
     file = folder / STATS
     return parse_stats(file.read_text(encoding="utf-8", errors="replace")) if file.is_file() else []
 
@@ -298,8 +294,7 @@ def items(content: Content, key: str) -> list[Any]:
 
 
 def losses_and_metrics(entry: Content) -> Scalars:
-    """Returns the losses and metrics of a line of stats.jsonl, or of the final ones, that are
-    numbers."""
+    """Returns the numbers among the losses and metrics of a line of stats.jsonl."""
     values = {**mapping(entry, "losses"), **mapping(entry, "metrics")}
     return {name: valid for name, value in values.items() if (valid := number(value)) is not None}
 
@@ -323,8 +318,7 @@ def whole(value: Any) -> int | None:
 
 
 def trainer_commit() -> str | None:
-    """Returns the Git commit of this package: of its checkout, or of the sources of its wheel; None
-    if unknown."""
+    """Returns the Git commit of this package's checkout or wheel; None if unknown."""
     package = Path(__file__).parents[2]
     git = partial(
         subprocess.run, cwd=package, capture_output=True, text=True, timeout=5, check=True

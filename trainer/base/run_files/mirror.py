@@ -76,13 +76,11 @@ class Mirror:
         return None
 
     def where(self, path: Path) -> str:
-        """Returns the name of `path` for messages: its address, or the path itself if it has
-        none."""
+        """Returns the name of `path` for messages: its address, if it has one."""
         return str(self.address_of(path) or path)
 
     def holds(self, folder: Path) -> bool:
-        """Returns whether `folder` has a file, other than probes and unfinished parts, whose names
-        begin with a dot."""
+        """Returns whether `folder` has a file, without probes and unfinished parts (".…")."""
         if address := self.address_of(folder):
             names = [remote.below(address) for remote in connect().list(address, most=100)]
         else:
@@ -139,8 +137,7 @@ class Mirror:
             )
 
     def begin(self, logs: Path) -> None:
-        """Removes checkpoints whose upload was cut off, and starts to upload the files in `logs` as
-        they grow."""
+        """Removes checkpoints whose upload was cut off, and starts to upload growing `logs`."""
         for folder in self._incomplete:
             self.remove(folder)
         self._logs = logs
@@ -208,8 +205,7 @@ class Mirror:
             log.warning(f"{error}; files uploaded earlier are intact")
 
     def close(self) -> None:
-        """Ends the uploads after the running one, and marks scratch folders if files were not
-        uploaded."""
+        """Ends the uploads after the running one, and marks scratch folders with files left."""
         with self._changed:
             if self._tasks or self._running:
                 for scratch in self._addresses:
@@ -219,8 +215,7 @@ class Mirror:
             self._changed.notify_all()
 
     def join(self, seconds: float) -> list[str]:
-        """Queues the logs that have changed, and waits up to `seconds` until all is sent or an
-        upload is rejected.
+        """Queues changed logs, and waits up to `seconds` until all is sent or one is rejected.
 
         Returns the addresses of what is still pending, which stays queued.
         """
@@ -242,8 +237,7 @@ class Mirror:
         self._outdated.pop(folder, None)
 
     def _run_tasks(self) -> None:
-        """Runs the tasks in their order, each until it succeeds; ends after `close` or a
-        rejection."""
+        """Runs the tasks in order, each until it succeeds; ends after `close` or a rejection."""
         while True:
             with self._changed:
                 self._changed.wait_for(

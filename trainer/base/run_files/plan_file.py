@@ -51,8 +51,7 @@ class LinearInRows(NamedTuple):
 
 
 class CpuSteps(NamedTuple):
-    """Holds the seconds of a step by its rows, as measured on a machine with `cores` virtual
-    CPUs."""
+    """Holds the seconds of a step by its rows, measured with `cores` virtual CPUs."""
 
     seconds: LinearInRows
     cores: int
@@ -63,8 +62,7 @@ FEW_CHANNELS = " of few channels"
 
 
 class StepWork(NamedTuple):
-    """Holds `times` equal operations of a step: the FLOPs of each, and the bytes that each reads
-    and writes."""
+    """Holds `times` equal operations of a step, with the FLOPs and bytes of each."""
 
     type: str
     times: int
@@ -120,8 +118,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """Holds plan.json: how a step's memory and work depend on the rows of a replica, on any
-    machine."""
+    """Holds plan.json: a step's memory and work by the rows of a replica, on any machine."""
 
     model: str
     data: str
@@ -155,8 +152,7 @@ def peak_of(lines: Sequence[LinearInRows], rows: float) -> float:
 
 
 def largest_rows(lines: Sequence[LinearInRows], limit: float) -> int:
-    """Returns the largest number of rows whose peak fits into `limit` bytes; 0 if not even one row
-    fits."""
+    """Returns the largest number of rows whose peak fits into `limit` bytes, or 0."""
     if peak_of(lines, 1) > limit:
         return 0
     return int(
@@ -200,8 +196,7 @@ def read_plan(path: Path) -> StepPlan:
 
 
 def kept_plan(config: TrainConfig) -> Path:
-    """Returns where the plan of these settings is kept in the user's cache, whether or not it is
-    there."""
+    """Returns where the plan of these settings is, or would be, in the user's cache."""
     return cache_home(config.cache_dir) / "plans" / f"{plan_key(config)}.json"
 
 
@@ -227,8 +222,7 @@ def plan_key(config: TrainConfig, installed: Mapping[str, str] | None = None) ->
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of this package and of TensorFlow, Keras and NumPy, as far as they are
-    installed."""
+    """Returns the versions of this package, TensorFlow, Keras and NumPy, if installed."""
     installed = {"trainer": trainer.__version__}
     for name in ("tensorflow", "keras", "numpy"):
         with suppress(PackageNotFoundError):

@@ -64,8 +64,10 @@ class Servable:
 
 
 def write_servable(folder: Path, **about: Any) -> None:
-    """Writes serving.json, with the checksums of all files of `folder`; about: the other fields of
-    `Servable`."""
+    """Writes serving.json, with the checksums of all files of `folder`.
+
+    about: the other fields of `Servable`.
+    """
     paths = filter(Path.is_file, sorted(folder.rglob("*")))
     files = {path.relative_to(folder).as_posix(): sha256_of(path) for path in paths}
     write_whole(folder / SERVING, json.dumps(asdict(Servable(files, **about)), indent=1) + "\n")
@@ -102,8 +104,10 @@ def read_servable(folder: Path, name: str, *, whole: bool = True) -> Servable:
 
 
 def model_folder(run: str) -> Path:
-    """Returns the local folder that holds the model of `run`, a job directory or its model/;
-    downloads a gs:// one."""
+    """Returns the local folder of the model of `run`, a job directory or its model/.
+
+    Downloads a gs:// one.
+    """
     address = parse(run, "run")
     folder = expanded(run)
     if address:  # of a job directory or of its model/
@@ -123,8 +127,7 @@ _MANIFEST = re.compile(rf"(?:{CHECKPOINTS}/)?(?:{STEP_PREFIX}(\d+)/)?{re.escape(
 
 
 def fetch_checkpoint(path: str, name: str, cache_dir: str) -> Path:
-    """Returns a local copy of the checkpoint at `path`: a step folder, or the newest one in a job
-    directory.
+    """Returns a local copy of a checkpoint: a step folder, or the newest of a job directory.
 
     name: the setting that has the path, for errors. A local path is returned unchanged. Raises
         UserError if an address has no checkpoint.
@@ -143,8 +146,7 @@ def fetch_checkpoint(path: str, name: str, cache_dir: str) -> Path:
 
 
 def fetch_model(path: str, name: str, cache_dir: str = "") -> Path:
-    """Returns a local copy of a saved model: a file, a SavedModel folder, or a model or job
-    directory.
+    """Returns a local copy of a saved model: a file, or a folder or job directory with one.
 
     Files with the same suffix beside the file are downloaded too, because a GAN has several. A
     folder without a model.keras is returned itself. name: the setting that has the path, for

@@ -150,7 +150,7 @@ class TrainConfig:
         "", "start from the weights of another run's checkpoint (or job directory)", reads=True
     )
     initial_model: str = _training(
-        "", "start from the weights of a saved template model, a model.keras", reads=True
+        "", "start from the weights of a saved model, a model.keras", reads=True
     )
 
     data_memory_mib: int = _data(

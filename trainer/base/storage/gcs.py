@@ -79,8 +79,7 @@ class TooSlow(ConnectionError):
 
 
 class RefusedToken(UserError):
-    """Reports credentials that Cloud Storage refuses; after a new login the same request may
-    succeed."""
+    """Reports refused credentials; after a new login the same request may succeed."""
 
 
 class NoPermission(UserError):
@@ -148,8 +147,7 @@ class Gcs:
         self._once = {"retry": None, "timeout": (limits.connect, limits.read)}
 
     def log_in(self) -> None:
-        """Reads the credentials again, as after a refused token: the user may have logged in
-        meanwhile."""
+        """Reads the credentials again: the user may have logged in meanwhile."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about old Python versions and optional packages
             from google.cloud import storage
@@ -326,8 +324,7 @@ class Gcs:
         return _remote(address.bucket, blob)
 
     def touch(self, address: Address) -> bool:
-        """Sets the time at which the object was last updated to now; returns False if there is no
-        object."""
+        """Sets the object's last update to now; returns False if there is no object."""
         from google.api_core.exceptions import NotFound
 
         def request() -> bool:
@@ -341,8 +338,7 @@ class Gcs:
         return self._request(request, address, _WRITE)
 
     def delete(self, remote: Remote) -> None:
-        """Deletes exactly this generation, unless it is missing, touched or replaced, as after a
-        lost response."""
+        """Deletes this generation, unless it is missing, touched or replaced."""
         from google.api_core.exceptions import NotFound, PreconditionFailed
 
         def request() -> None:
@@ -402,8 +398,7 @@ def crc32c_of(content: Path | bytes) -> str:
 
 
 def encoded(checksum: Any) -> str:
-    """Returns the text by which Cloud Storage states a checksum: base64 of the big-endian
-    number."""
+    """Returns a checksum as Cloud Storage states it: base64 of the big-endian number."""
     return base64.b64encode(checksum.digest()).decode()
 
 
@@ -433,8 +428,7 @@ def in_time(work: Callable[[], T], seconds: float, cancelled: Event = NEVER) -> 
 
 
 def is_refused_token(error: BaseException | None) -> bool:
-    """Returns whether a request failed because there is no token, or it was refused or could not be
-    refreshed."""
+    """Returns whether a request failed for want of a token that Google accepts."""
     from google.api_core.exceptions import Unauthorized
     from google.auth.exceptions import DefaultCredentialsError, InvalidOperation, RefreshError
 

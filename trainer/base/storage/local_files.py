@@ -81,8 +81,7 @@ def parse(path: str, name: str) -> Address | None:
 
 
 def output_address(path: str, name: str) -> Address | None:
-    """Parses a path to write to: /gcs/BUCKET/… becomes gs://BUCKET/…, because writing to the mount
-    is not reliable."""
+    """Parses a path to write to: /gcs/BUCKET/… becomes gs://, as the mount is not reliable."""
     return parse(f"gs://{path.removeprefix(MOUNT)}" if path.startswith(MOUNT) else path, name)
 
 
@@ -109,8 +108,7 @@ def output_file(path: str, suffix: str) -> Path:
 
 
 def expanded(path: str) -> Path:
-    """Returns `path` with a leading `~` expanded to the home folder, unchanged if no user has that
-    name."""
+    """Returns `path` with a leading `~` expanded, unchanged if there is no such user."""
     return Path(os.path.expanduser(path))
 
 
@@ -162,8 +160,7 @@ def is_locked(folder: Path) -> bool:
 
 
 def cannot_write(path: Path, reason: str) -> UserError:
-    """Returns the error for a full disk, a folder that became read-only, a path that cannot be, and
-    the like."""
+    """Returns the error for a full disk, a read-only folder, an impossible path and the like."""
     return UserError(
         f"{path} cannot be written: {reason}: free or repair the disk, or use another path, then"
         " run the same command again; files written earlier are intact"
@@ -203,8 +200,7 @@ def write_whole(path: Path, content: str | bytes | Callable[[Path], None]) -> No
 
 
 def remove_parts(folder: Path) -> None:
-    """Removes unfinished files from `folder` if the processes of this machine that wrote them have
-    ended."""
+    """Removes unfinished files of ended processes of this machine from `folder`."""
     start = f"{os.uname().nodename}-"
     for part in folder.glob(".*.part"):
         owner = part.name.removesuffix(".part").rpartition(start)[2]
@@ -213,8 +209,7 @@ def remove_parts(folder: Path) -> None:
 
 
 def is_running(process: str) -> bool:
-    """Returns whether a process of this machine has this number; False for text that is not a
-    number."""
+    """Returns whether this machine runs a process of this number; False for other text."""
     try:
         os.kill(int(process), 0)
     except (ProcessLookupError, ValueError, OverflowError):
@@ -232,8 +227,7 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def atomic_folder(folder: Path) -> Iterator[Path]:
-    """Yields a scratch folder that replaces `folder` when the block succeeds and is removed when it
-    fails."""
+    """Yields a scratch folder that replaces `folder` if the block succeeds, and else goes."""
     beside = folder.with_name(f".{folder.name}.part")
     old = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(beside, ignore_errors=True)

@@ -132,8 +132,7 @@ def gcloud_account() -> str:
 
 @contextmanager
 def gcloud_environment() -> Iterator[dict[str, str]]:
-    """Yields the environment for a gcloud command, with a token of application default credentials
-    if it has no login.
+    """Yields the environment for gcloud, with a token of application default credentials if needed.
 
     The token is in a file that only this user may read, and that is removed at the end of the
     block. Raises google.auth.exceptions.GoogleAuthError if application default credentials give no

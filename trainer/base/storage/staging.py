@@ -82,8 +82,7 @@ def preflight(inputs: dict[str, str], outputs: dict[str, str]) -> None:
 
 
 def stage(path: str, name: str, cache_dir: str = "") -> Path:
-    """Returns a local copy of the address in the setting `name`, or `path` itself if it is local or
-    below /gcs/.
+    """Returns a local copy of the setting's address, or `path` if it is local or in /gcs/.
 
     Raises UserError if nothing is found, reading is not permitted, a name is not usable or the disk
     is too small.
@@ -107,8 +106,7 @@ _listed: dict[Address, list[Remote]] = {}  # what `listing` returned, until it i
 
 
 def listing(address: Address) -> list[Remote]:
-    """Returns the objects of an address; `Staged` then downloads these, so that a run reads what it
-    has compared."""
+    """Returns the objects of an address, which `Staged` then downloads as they were compared."""
     gcs = connect()
     remotes = gcs.list(address)
     if not remotes and address.name and (single := gcs.get(address)):
@@ -121,8 +119,7 @@ def listing(address: Address) -> list[Remote]:
 
 @contextmanager
 def naming(local: Path, address: Address | None) -> Iterator[None]:
-    """Replaces the path of the local copy by the address in errors of the block: users do not know
-    of the copy."""
+    """Replaces the local copy's path by the address in errors of the block."""
     try:
         yield
     except (UserError, PlatformFault) as error:
@@ -134,8 +131,7 @@ def naming(local: Path, address: Address | None) -> Iterator[None]:
 
 
 class Staged:
-    """Holds the listed objects of an address by their names below it ("" for a single object), and
-    downloads them."""
+    """Holds the listed objects of an address by name ("" for a single one), and downloads them."""
 
     def __init__(self, address: Address, name: str, cache_dir: str = "") -> None:
         self._gcs = connect()
@@ -248,8 +244,7 @@ def _refuse_names(names: Iterable[str], root: Path, setting: str) -> None:
 
 
 def in_parallel(work: Callable[[Item, Event], None], items: Collection[Item], workers: int) -> None:
-    """Calls `work` with each item and an event, which is set at the first failure or Ctrl-C and
-    ends the others."""
+    """Calls `work` with each item and an event, set at the first failure or Ctrl-C."""
     cancelled = Event()
     with ThreadPoolExecutor(workers) as pool:
         try:
@@ -263,8 +258,7 @@ def in_parallel(work: Callable[[Item, Event], None], items: Collection[Item], wo
 
 @contextmanager
 def transfer_bar(label: str, size: int, files: int, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """Yields a thread-safe function that adds transferred bytes, or subtracts bytes that are
-    downloaded again.
+    """Yields a thread-safe function that adds transferred bytes; negative for a repetition.
 
     Shows a bar on a terminal, a log line every 30 seconds elsewhere, and logs files, bytes and
     seconds at the end.

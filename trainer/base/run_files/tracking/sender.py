@@ -70,8 +70,7 @@ class RunFiles:
     more: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def points(self, *, ended: bool) -> list[Point]:
-        """Returns a point for each step; for a run that has `ended`, the last point holds
-        `result/…`.
+        """Returns a point for each step; if the run has `ended`, the last one holds `result/…`.
 
         For a running one the newest step is left out, because more lines of it may follow. Means
         over an epoch are named `epoch/NAME`.
@@ -184,8 +183,7 @@ def open_tracker(address: TrackerAddress) -> Tracker:
 
 
 class Sender(Thread):
-    """Sends one run to one tracker, each point once: it first asks the tracker for the last step
-    that it has.
+    """Sends one run to one tracker, each point once, after the last step that it has.
 
     As a thread it follows a training; `send` alone sends a run that has ended. `begun` is set after
     the first answer.
@@ -206,8 +204,7 @@ class Sender(Thread):
         self._ended = False
 
     def send(self, *, ended: bool) -> None:
-        """Sends the points that the tracker does not have; with `ended`, also the last step and how
-        the run ended.
+        """Sends the points that the tracker lacks; with `ended`, also how the run ended.
 
         Raises UserError if the tracker refuses the run. Any other exception is an outage, after
         which the next call opens the run anew.
@@ -237,8 +234,7 @@ class Sender(Thread):
             raise
 
     def run(self) -> None:
-        """Sends new points until the run has ended or the tracker refuses it; after an outage it
-        tries again."""
+        """Sends new points until the run has ended or is refused; retries after an outage."""
         pause = _POLL_S
         over = False
         while not over:
@@ -266,8 +262,7 @@ class Sender(Thread):
                 self._wake.wait(_POLL_S if self._ended else pause)
 
     def end(self, seconds: float) -> None:
-        """Waits up to `seconds` until the rest is sent, and logs what was sent, or the command that
-        sends the rest."""
+        """Waits up to `seconds` for the rest, and logs what was sent, or the command to send it."""
         self._ended = True
         self._wake.set()
         self.join(seconds)
@@ -281,8 +276,7 @@ class Sender(Thread):
 
 @dataclass
 class Tracking:
-    """Sends a training to its trackers from `begin` to the end of the block; then result.json says
-    how it ended."""
+    """Sends a training to its trackers from `begin` to the end of the block."""
 
     addresses: Sequence[str]
     folder: Path

@@ -210,8 +210,10 @@ class VertexRuns:
             query = {}
 
     def _ensured(self, collection: str, identity: str, key: str, body: Json) -> Json:
-        """Returns the resource `identity`, created if it is missing; key: the query parameter that
-        has the id."""
+        """Returns the resource `identity`, created if missing.
+
+        key: the query parameter that has the id.
+        """
         name = f"{collection}/{identity}"
         if (resource := self._call("GET", name, allowed=404)) is not None:
             return resource
@@ -220,6 +222,5 @@ class VertexRuns:
         return self._call("GET", name) or {}
 
     def _listed(self, collection: str, key: str) -> list[Json]:
-        """Returns the resources of a collection; this package never creates more than a page of
-        them."""
+        """Returns the resources of a collection, of which this package makes a page at most."""
         return list((self._call("GET", collection, pageSize=_MOST) or {}).get(key, []))

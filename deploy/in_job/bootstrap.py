@@ -69,8 +69,7 @@ def main() -> None:
 
 
 def find_driver() -> None:
-    """Ends the job unless NVIDIA's driver can be loaded: the run would use the CPU beside paid,
-    idle GPUs."""
+    """Ends the job if NVIDIA's driver cannot be loaded: paid GPUs would be idle."""
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -84,8 +83,10 @@ def find_driver() -> None:
 
 
 def download(address: str, digest: str, folder: str) -> str:
-    """Downloads the object at a gs:// address to `folder` and returns its path. Ends the job if its
-    SHA-256 differs."""
+    """Downloads a gs:// object to `folder` and returns its path.
+
+    Ends the job if its SHA-256 differs.
+    """
     content = read_url(object_url(address), address, "roles/storage.objectViewer")
     actual = hashlib.sha256(content).hexdigest()
     if actual != digest:
@@ -117,9 +118,9 @@ def token() -> str:
 
 
 def secret(version: str) -> str:
-    """Returns the value of a secret. `version`: projects/P/secrets/S/versions/V. Ends the job if it
-    cannot be read.
+    """Returns the value of a secret, or ends the job if it cannot be read.
 
+    version: projects/P/secrets/S/versions/V, as in
     https://docs.cloud.google.com/secret-manager/docs/reference/rest/v1/projects.secrets.versions/access
     """
     host = os.environ.get("SECRET_MANAGER_HOST", "https://secretmanager.googleapis.com")
@@ -133,8 +134,7 @@ def secret(version: str) -> str:
 
 
 def read_url(url: str, subject: str, role: str) -> bytes:
-    """Returns the content of a URL, read as the job's account. Ends the job with one line if it
-    cannot be read.
+    """Returns the content of a URL, read as the job's account, or ends the job with one line.
 
     `subject`: what the line says that could not be read; `role`: the role that the account needs
         for it.

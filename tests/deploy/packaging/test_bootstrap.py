@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from deploy.__main__ import main
-from deploy.packaging.images import STARTER
+from deploy.packaging.images import BOOTSTRAP
 from tests.deploy.conftest import JOB, WHERE, Capture, run, task_of
 from tests.deploy.emulator import Emulator, Fault
 from tests.fixtures import Patch
@@ -47,7 +47,7 @@ def start(bare: Path, cloud: Emulator, capsys: Capture, monkeypatch: Patch) -> A
     assert main(["submit", "--spec", "cpu", *WHERE, *JOB, "--project=p"]) == 0
     task = task_of(yaml.safe_load(capsys.readouterr().out))
     _, *code = task["command"]
-    cloud.objects[code[2].removeprefix("gs://")] = STARTER.build().read_bytes()
+    cloud.objects[code[2].removeprefix("gs://")] = BOOTSTRAP.build().read_bytes()
     code[1] = code[1].replace("(2, 4, 8, 16, 0)", "(0.1, 0)")
 
     def started(
@@ -84,7 +84,7 @@ def test_a_wheel_of_the_bucket_is_installed_and_run(
     assert run([str(bare), "-m", "ensurepip"]).returncode == 0
     assert run([str(bare), "-m", "pip", "install", "--quiet", "uv"]).returncode == 0
     cloud.accounts = {}
-    cloud.faults = [Fault("GET /storage.*starter", 503), Fault("GET /storage.*hello", 503)]
+    cloud.faults = [Fault("GET /storage.*bootstrap", 503), Fault("GET /storage.*hello", 503)]
     done, log = start(wheel, requirements=requirements, PIP_CONFIG_FILE=os.devnull)
     lines = [entry["message"] for entry in log]
     assert any(installer in line for line in lines), lines
@@ -122,13 +122,13 @@ def test_what_cannot_work_ends_with_one_line_before_anything_is_installed(
     ("content", "line"),
     [
         (None, "HTTP Error 404: Not Found: may the job's account read it?"),
-        (b"print('another')", "starter.py: its SHA-256 has changed"),
+        (b"print('another')", "bootstrap.py: its SHA-256 has changed"),
     ],
 )
-def test_without_its_starter_a_job_ends_with_one_line(
+def test_without_its_bootstrap_a_job_ends_with_one_line(
     content: bytes | None, line: str, start: Any, wheel: str, cloud: Emulator
 ) -> None:
-    (name,) = [name for name in cloud.objects if name.endswith("starter.py")]
+    (name,) = [name for name in cloud.objects if name.endswith("bootstrap.py")]
     del cloud.objects[name]
     cloud.objects |= {name: content} if content else {}
     done, _ = start(wheel)
