@@ -48,7 +48,6 @@ from deploy.report.formatting import (
     grouped,
     html_table,
     markdown_table,
-    money,
     terminal_table,
 )
 from deploy.tiers.gcp_config import (
@@ -326,7 +325,7 @@ def _cells(forecast: Forecast, offer: PricedEstimate | None, efficient: bool) ->
         f"{fit.largest_batch:,}" if fit else "",
         forecast.step.times(1e3).text() if forecast.step else "",
         offer.hours.text() if offer else "",
-        offer.usd.text(money) if offer else "",
+        offer.usd.text(dollars) if offer else "",
         "*" if efficient else "",
     ]
 

@@ -15,18 +15,16 @@ def figures(value: float, digits: int = 3) -> str:
 
 
 def money(value: float) -> str:
-    """Formats USD with cents, or with three significant digits below one dollar: $12.30,
-    $0.0123."""
-    exact = f"{value:,.2f}"
-    return f"${exact}" if abs(value) >= 1 or float(exact) == value else f"${figures(value)}"
+    """Formats USD with their sign: `$12.30`."""
+    return f"${dollars(value)}"
 
 
 def dollars(value: float) -> str:
     """Formats USD without their sign, for a column or a line that names them: `1,234`, `12.30`,
-    `0.004`."""
+    `0.0041`."""
     if value >= 1000:
         return f"{value:,.0f}"
-    return f"{value:.2f}" if value >= 0.01 else figures(value, 1)
+    return f"{value:.2f}" if value >= 0.1 else figures(value, 2)
 
 
 def span(hours: float) -> str:

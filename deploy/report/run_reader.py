@@ -78,14 +78,11 @@ class RunRecord:
         self.steps_per_epoch = whole(mapping(self.info, "data").get("steps_per_epoch"))
         steps = whole(self.result.get("steps"))
         self.steps = self.last_step if steps is None else steps
-        self.batch_per_replica = whole(mapping(self.info, "cluster").get("rows_per_replica"))
         self.global_batch = whole(self.config.get("global_batch_size"))
         # until the end of the first step
         self.startup_seconds = number(self.result.get("startup_seconds"))
-        self.training_seconds = number(self.result.get("training_seconds"))
         # the sum over all starts of the run
         self.wall_seconds = number(self.result.get("wall_seconds"))
-        self.peak_memory_gib = number(self.result.get("peak_memory_gib"))
         self.billed_seconds, self.billed_usd = billed(folder)
         self.restarts = whole(self.result.get("restarts")) or 0
         # Without final values in result.json, the newest of each loss and metric; means over an
@@ -100,13 +97,6 @@ class RunRecord:
         """Returns the lines that time steps after the warm-up: reports or, if there are none,
         epochs."""
         return after_warm_up(self.reports) or after_warm_up(self.epochs)
-
-    @property
-    def epoch_seconds(self) -> list[float]:
-        """Returns the seconds of training in each epoch after the warm-up."""
-        lines = after_warm_up(self.epochs)
-        steps = self.steps_per_epoch
-        return [line.step_seconds * steps for line in lines if line.step_seconds and steps]
 
     @property
     def input_wait(self) -> list[float | None]:

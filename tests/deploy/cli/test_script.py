@@ -299,4 +299,4 @@ def test_jobs_of_a_script_are_compared(vertex: Emulator, target: list[str], type
     assert two.devices == 2
     assert two.simulated == ""
     assert cpu.final_loss == 1 / 8
-    assert two.cost == pytest.approx(two.price_per_hour * two.paid_seconds / 3600)
+    assert two.cost == pytest.approx(two.price_per_hour * two.total_seconds / 3600)
