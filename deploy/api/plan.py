@@ -41,7 +41,6 @@ from deploy.planning.step_time import CONSTANTS, CPU_DOUBT, Interval, is_compile
 from deploy.planning.tier_memory import FRAGMENTS, NEAR
 from deploy.platform import buckets
 from deploy.platform.automatic_image import automatic_image
-from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.report.collection import collect
 from deploy.report.formatting import (
     dollars,
@@ -395,7 +394,6 @@ def plan(
     recipe: str | None = None,
     settings: Mapping[str, Value] | None = None,
     stream: TextIO | None = None,
-    session: Session = SESSION,
     **options: Value,
 ) -> Plan:
     """Returns the plan of a run on these tiers, by default on all.
@@ -405,14 +403,12 @@ def plan(
         Raises UserError as the command does.
     """
     with printed_on(stream):
-        return plan_by_options(
-            call_verb(PlanOptions, tiers, {"recipe": recipe, **options}, settings, USAGE), session
-        )
+        keywords = {"recipe": recipe, **options}
+        return plan_by_options(call_verb(PlanOptions, tiers, keywords, settings, USAGE))
 
 
 def plan_by_options(
     request: VerbRequest[PlanOptions],
-    session: Session,
     out: Path | None = None,
     *,
     dry_run: bool = False,
@@ -453,7 +449,7 @@ def plan_by_options(
             f" {step_plan.data}): leave it out, or make it again with the flags of this command:"
             " python -m trainer.plan … --out=FILE"
         )
-    if options.measure and (folder := _measured(request, step_plan, config, session, dry_run)):
+    if options.measure and (folder := _measured(request, step_plan, config, dry_run)):
         sources = (*sources, folder)
     extrapolations = list[Extrapolation]()
     assumed = list[str]()
@@ -522,7 +518,6 @@ def _measured(
     request: VerbRequest[PlanOptions],
     plan: StepPlan,
     config: TrainConfig,
-    session: Session,
     dry_run: bool,
 ) -> str:
     """Runs some steps as a job on the tier of --measure, unless they were run before.
@@ -556,7 +551,7 @@ def _measured(
     job_options = {name: getattr(options, name) for name in shared}
     program = flags.replace(steps=steps, report_every_steps=max(1, steps // 5), job_dir=job_dir)
     submit_options = SubmitOptions(tiers=(options.measure,), **job_options)
-    submission = prepare_submission(VerbRequest(submit_options, program, request.command), session)
+    submission = prepare_submission(VerbRequest(submit_options, program, request.command))
     if dry_run:
         say(
             *submission.about,

@@ -7,7 +7,6 @@ from deploy.api.compare import USAGE, CompareOptions, compare_by_options
 from deploy.api.request import parse_verb
 from deploy.base.options import options_class
 from deploy.cli.output import JSON, write_document
-from deploy.platform.gcloud_and_sdk import SESSION, Session
 from trainer.base.settings.fields import setting
 
 
@@ -19,10 +18,10 @@ class CompareFlags(CompareOptions):
     json: bool = JSON
 
 
-def main(arguments: Sequence[str], session: Session = SESSION) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Runs the comparison to its end and returns its exit code."""
     request = parse_verb(CompareFlags, arguments, USAGE)
-    comparison = compare_by_options(request, session, dry_run=request.options.dry_run)
+    comparison = compare_by_options(request, dry_run=request.options.dry_run)
     write_document(
         request.options, "compare", **vars(comparison) | {"folder": str(comparison.folder)}
     )

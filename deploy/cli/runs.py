@@ -11,7 +11,7 @@ from deploy.cli.output import JSON, write_document
 from deploy.comparison import tracked_runs
 from deploy.job.options import JobOptions
 from deploy.platform.errors import api_errors
-from deploy.platform.gcloud_and_sdk import SESSION, Session
+from deploy.platform.gcloud_and_sdk import open_backend
 from deploy.platform.model_registry import checked_name, read_registration, register_run
 from deploy.report.collection import report_folder
 from deploy.report.html_page import write_report
@@ -111,7 +111,7 @@ def run_track(arguments: Sequence[str]) -> int:
     return DONE
 
 
-def run_register(arguments: Sequence[str], session: Session = SESSION) -> int:
+def run_register(arguments: Sequence[str]) -> int:
     """Registers a run's model as a version, once, and moves the alias if one is given."""
     args = parse_options(RegisterFlags, arguments, _REGISTER)
     name = checked_name(args.name)
@@ -127,5 +127,5 @@ def run_register(arguments: Sequence[str], session: Session = SESSION) -> int:
         print(json.dumps({"model": registration.model}, indent=1))
         return DONE
     with api_errors(gcp):
-        register_run(registration, args.alias, session.open("sdk", gcp.project, gcp.region))
+        register_run(registration, args.alias, open_backend("sdk", gcp.project, gcp.region))
     return DONE

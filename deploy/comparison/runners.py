@@ -28,9 +28,9 @@ from deploy.job.workload import Training, Workload
 from deploy.packaging.packages import Package
 from deploy.planning.paid_jobs import cost_lines, memory_lines, paid_job, planned_usd
 from deploy.platform.errors import JobUnknown, api_errors, describe_failure, exit_code
-from deploy.platform.gcloud_and_sdk import Session
+from deploy.platform.gcloud_and_sdk import open_backend
 from deploy.platform.local import LocalJob, local_workers
-from deploy.platform.retries import Clock, retried
+from deploy.platform.retries import CLOCK, Clock, retried
 from deploy.report.collection import fetched
 from deploy.report.formatting import grouped
 from deploy.tiers.gcp_config import needed_project, read_gcp_config
@@ -102,15 +102,13 @@ class VertexRunner:
         options: JobOptions,
         code: Sequence[Package],
         submission: str,
-        session: Session,
         *,
         dry_run: bool = False,
     ) -> None:
         self._options = options
         self._code = code
         self._dry_run = dry_run
-        self._clock = session.clock
-        self._session = replace(session, clock=Clock(session.clock.now, self._sleep))
+        self._clock = Clock(CLOCK.now, self._sleep)
         self._stopped = Event()
         self._jobs = dict[Path, SubmittedJob]()
         self._submissions = (f"{submission}-{number}" for number in itertools.count(1))
@@ -161,7 +159,7 @@ class VertexRunner:
                 earlier = find_in(job_dir)
                 submission = next(self._submissions)
                 jobs = [self._job(run, submission, earlier.attempts[-1].output if earlier else "")]
-                job = SubmittedJob(jobs, Submission(submission, folder=job_dir), self._session)
+                job = SubmittedJob(jobs, Submission(submission, folder=job_dir), clock=self._clock)
                 status = job.find(earlier) if earlier else None
                 if earlier and status:
                     job.resume(earlier)
@@ -176,8 +174,8 @@ class VertexRunner:
             for bucket in {job.output.split("/")[2] for job in jobs}:
                 # refuse now if the results could not be read later
                 connect().list(Address(bucket, ""), most=1)
-            backend = self._session.open(self._options.backend, self._gcp.project, self._gcp.region)
-            retried(lambda: backend.jobs("none"), backend.clock)
+            backend = open_backend(self._options.backend, self._gcp.project, self._gcp.region)
+            retried(lambda: backend.jobs("none"))
             check_resources(new or jobs)
             upload_packages(new or jobs)
 
@@ -247,8 +245,8 @@ class VertexRunner:
     def _sleep(self, seconds: float) -> None:
         """Sleeps, unless or until `stop` was called: then it raises KeyboardInterrupt, as Ctrl-C
         would."""
-        until = self._clock.now() + seconds
-        while not self._stopped.is_set() and (remaining := until - self._clock.now()) > 0:
-            self._clock.sleep(min(remaining, 1.0))  # soon enough notices `stop`
+        until = CLOCK.now() + seconds
+        while not self._stopped.is_set() and (remaining := until - CLOCK.now()) > 0:
+            CLOCK.sleep(min(remaining, 1.0))  # soon enough notices `stop`
         if self._stopped.is_set():
             raise KeyboardInterrupt

@@ -1,11 +1,10 @@
-"""Provides the clock, and the backends that create jobs by gcloud or by Google's Python package."""
+"""Provides the backends that create jobs by gcloud or by Google's Python package."""
 
 import importlib
 import json
 import subprocess
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from threading import Thread, Timer
 from typing import IO, Any
 
@@ -163,7 +162,7 @@ class Sdk(Platform):
         with converted_errors():
             endpoint = {"api_endpoint": self.service.removesuffix("/v1")}
             client = aiplatform.JobServiceClient(
-                credentials=self._login or credentials(), transport="rest", client_options=endpoint
+                credentials=credentials(), transport="rest", client_options=endpoint
             )
             job = aiplatform.CustomJob.from_json(json.dumps(content))
             self.sent = True
@@ -173,18 +172,7 @@ class Sdk(Platform):
             return created_name(created.name)
 
 
-@dataclass(frozen=True)
-class Session:
-    """Holds the clock, and the credentials of calls, by default this machine's; tests replace
-    both."""
-
-    clock: Clock = CLOCK
-    login: Any = None
-
-    def open(self, kind: str, project: str, region: str) -> Platform:
-        """Returns the backend of a kind, one of BACKENDS, for a project and a region; "" is the
-        first kind."""
-        return (Sdk if kind == "sdk" else Gcloud)(project, region, self.clock, self.login)
-
-
-SESSION = Session()
+def open_backend(kind: str, project: str, region: str, clock: Clock = CLOCK) -> Platform:
+    """Returns the backend of a kind, one of BACKENDS, for a project and a region; "" is the first
+    kind."""
+    return (Sdk if kind == "sdk" else Gcloud)(project, region, clock)

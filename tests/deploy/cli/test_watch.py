@@ -9,7 +9,6 @@ import pytest
 from deploy.api.jobs import attach
 from deploy.job.ledger import Attempt, Submission
 from deploy.platform.errors import STATE_UNKNOWN
-from deploy.platform.gcloud_and_sdk import SESSION
 from deploy.platform.retries import RETRY_S
 from tests.deploy.conftest import BY_SDK, Command, FlyingClock, Job
 from tests.deploy.emulator import RATE, Emulator, Fault
@@ -124,7 +123,7 @@ def test_the_logs_are_those_of_the_jobs_project(cloud: Emulator, typed: Command)
     typed("submit", "cpu", *BY_SDK, "--detach", "--project=other-proj")
 
     def project(job: str, given: str = "") -> str:
-        return attach(job, given, "", "sdk", SESSION).gcp.project
+        return attach(job, given, "", "sdk").gcp.project
 
     assert project("") == project(cloud.job["name"]) == "other-proj"
     assert project("", "third-proj") == "third-proj"
@@ -137,7 +136,7 @@ def test_a_job_number_is_in_gclouds_region(cloud: Emulator, monkeypatch: Patch) 
     for name, region in {"COMPUTE": "us-east1", "AI": "us-west1"}.items():
         monkeypatch.setenv(f"CLOUDSDK_{name}_REGION", region)
         assert (
-            attach("1000", "my-proj", "", "sdk", SESSION).name
+            attach("1000", "my-proj", "", "sdk").name
             == f"projects/my-proj/locations/{region}/customJobs/1000"
         )
 

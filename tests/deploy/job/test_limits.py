@@ -20,7 +20,6 @@ from deploy.job.options import JobOptions
 from deploy.job.script import read_script
 from deploy.job.workload import ScriptRun
 from deploy.planning.paid_jobs import cost_lines, estimate
-from deploy.platform.gcloud_and_sdk import Session
 from deploy.report.collection import fetched
 from deploy.tiers.tier import load_tier
 from tests.deploy.conftest import (
@@ -197,7 +196,7 @@ def test_a_job_with_a_plan_may_take_three_times_its_upper_end(
     for flag, limit_s in (("--steps=4", 1800), ("--steps=400000", 0), ("--timeout=5h", 18000)):
         command = ["a100-80x8", "--project=p", *WHERE, *IMAGE, *JOB, flag, "--dry_run"]
         request = parse_verb(submit.SubmitFlags, command, USAGE)
-        (job,) = prepare_submission(request, Session()).jobs
+        (job,) = prepare_submission(request).jobs
         priced = estimate(job)
         assert priced
         seconds = job.tier.timeout_s

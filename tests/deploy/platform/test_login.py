@@ -16,7 +16,7 @@ from google.auth.exceptions import DefaultCredentialsError
 
 from deploy.platform import buckets
 from deploy.platform.errors import describe_error
-from deploy.platform.gcloud_and_sdk import SESSION, Gcloud, Sdk
+from deploy.platform.gcloud_and_sdk import Gcloud, Sdk
 from deploy.platform.rest import Platform
 from deploy.platform.retries import ApiError
 from deploy.tiers.gcp_config import GcpConfig
@@ -99,7 +99,6 @@ def test_one_login_alone_does_everything(
     cloud: Emulator,
     tmp_path: Path,
     flying: FlyingClock,
-    monkeypatch: Patch,
     typed: Command,
 ) -> None:
     """Uploads, submits and watches, while the token expires in each of them; no token is printed,
@@ -125,7 +124,6 @@ def test_one_login_alone_does_everything(
 
     flying.asleep = asleep
     flying.sleep(3595)
-    monkeypatch.setitem(vars(SESSION), "login", None)
     shown = typed("watch", name, "--project=my-proj", f"--backend={kind.__name__.lower()}")
     assert "the last words" in shown
     files = Path(os.environ["CLOUDSDK_CONFIG"], "logs").rglob("*.log")
