@@ -47,6 +47,7 @@ from deploy.report.formatting import (
     grouped,
     html_table,
     markdown_table,
+    money,
     terminal_table,
 )
 from deploy.tiers.gcp_config import (
@@ -71,7 +72,7 @@ TITLES = (
     "tier",
     "strategy",
     "fits",
-    "GiB of a GPU",
+    "GiB of a device",
     "largest batch",
     "ms/step",
     "hours",
@@ -272,13 +273,16 @@ class Plan:
             "Memory: measured on this machine's CPU with"
             f" {', '.join(map(str, memory.measured_rows))} rows. The upper end allows for another"
             f" order of operations ({memory.worst_order:.2f} x as much) and for fragmentation"
-            f" ({FRAGMENTS:g} x that); {NEAR}: the available memory is in this range. A GPU also"
-            f" needs {CONSTANTS.context_gib:g} GiB for CUDA and, where there is room, up to"
-            f" {CONSTANTS.convolutions_gib[1]:g} GiB to try algorithms of convolutions (measured on"
-            " an H100; jobs limit it to 1 GiB on cards below 32 GB, and to 0.5 GiB below 12 GB)."
-            f" Assumed, not measured: {CONSTANTS.workspace_gib:g} GiB of workspaces and"
-            f" {CONSTANTS.nccl_gib:g} GiB for NCCL."
+            f" ({FRAGMENTS:g} x that); {NEAR}: the available memory is in this range."
         )
+        if any(forecast.kind in table.accelerators for forecast in self.forecasts):
+            yield (
+                f"A GPU also needs {CONSTANTS.context_gib:g} GiB for CUDA and, where there is room,"
+                f" up to {CONSTANTS.convolutions_gib[1]:g} GiB to try algorithms of convolutions"
+                " (measured on an H100; jobs limit it to 1 GiB on cards below 32 GB, and to 0.5 GiB"
+                f" below 12 GB). Assumed, not measured: {CONSTANTS.workspace_gib:g} GiB of"
+                f" workspaces and {CONSTANTS.nccl_gib:g} GiB for NCCL."
+            )
         if BY_GRAPH in bases and self.offers:
             yield (
                 f"Times from the graph alone: {CONSTANTS.source}; their intervals are the errors on"
@@ -324,7 +328,7 @@ def _cells(forecast: Forecast, offer: PricedEstimate | None, efficient: bool) ->
         f"{fit.largest_batch:,}" if fit else "",
         forecast.step.times(1e3).text() if forecast.step else "",
         offer.hours.text() if offer else "",
-        offer.usd.text(dollars) if offer else "",
+        offer.usd.text(money) if offer else "",
         "*" if efficient else "",
     ]
 
@@ -480,12 +484,11 @@ def plan_by_options(
         if options.fit and not extrapolation:
             chosen = best_memory_option(tier, step_plan, config)
             run = replace(config, **{chosen.name: chosen.value}) if chosen else config
-        table = load_machines(options.prices)
         plain = choose_image(tier, images[tier.accelerators > 0], built, code).installs
-        forecasts.append(forecast(tier, step_plan, run, table, extrapolation, plain=plain))
+        forecasts.append(forecast(tier, step_plan, run, extrapolation, plain=plain))
         if unnamed and not sources:
             half = replace(run, precision="mixed_bfloat16")
-            in_bfloat16.append(forecast(tier, step_plan, half, table, plain=plain))
+            in_bfloat16.append(forecast(tier, step_plan, half, plain=plain))
     as_typed = {tier.name: name for tier, name in zip(specs, names, strict=True)}
     # What is trained, in words. Whether XLA compiles it may differ from tier to tier, and is known
     # of times from the graph alone.

@@ -21,10 +21,10 @@ def money(value: float) -> str:
 
 def dollars(value: float) -> str:
     """Formats USD without their sign, for a column or a line that names them: `1,234`, `12.30`,
-    `0.0041`."""
+    `0.004`."""
     if value >= 1000:
         return f"{value:,.0f}"
-    return f"{value:.2f}" if value >= 0.1 else figures(value, 2)
+    return f"{value:.2f}" if value >= 0.01 else figures(value, 1)
 
 
 def span(hours: float) -> str:

@@ -37,7 +37,7 @@ def test_every_run_is_a_job_without_restarts_and_all_are_reported(
         assert job["labels"]["team"] == "vision"
     assert len({(output_of(job), job["labels"]["submission"]) for job in jobs}) == 4
     one, two = rows()
-    assert one.machine == "g2-standard-12 + 1 x NVIDIA_L4"
+    assert one.machine == "g2-standard-12 + 1 x NVIDIA_L4, spot"
     assert one.repeats == two.repeats == 2
     assert one.simulated == two.simulated == ""
     assert two.speed_up == pytest.approx(2, rel=0.01)

@@ -89,7 +89,7 @@ def test_a_missing_price_leaves_costs_empty_with_the_reason() -> None:
     assert line in notes(list(rows.values()), collect(["."]))
     words = words_of(a=1.0, b=1.5)
     assert words.startswith(
-        "Buy b, the cheapest: $0.0065 and 16 s a run; if time counts more, c, whose price is not"
+        "Buy b, the cheapest: $0.007 and 16 s a run; if time counts more, c, whose price is not"
     )
     assert "The advice is among a, b, whose prices are known." in words
     assert "Which one to buy is not known without prices: add --price_per_hour" in words_of(a=1.0)
@@ -144,8 +144,8 @@ def test_what_was_paid_is_what_vertex_ai_billed() -> None:
     assert one.paid == two.paid == 0.08
     words = words_of()
     assert words.startswith(
-        "Buy l4x2, the fastest: $0.089 and 3.3 min a run, 1.8 x as fast as the cheapest for 1.1 x"
-        " the money; if money counts more, l4x1: $0.080 and 6 min a run."
+        "Buy l4x2, the fastest: $0.09 and 3.3 min a run, 1.8 x as fast as the cheapest for 1.1 x"
+        " the money; if money counts more, l4x1: $0.08 and 6 min a run."
     )
     assert f"l4x1: workerpool1-0 is slow: {why}." in words
     Path("l4x1/repeat-1/billed.json").unlink()
@@ -174,7 +174,7 @@ def test_the_advice_says_what_is_not_significant_and_what_spot_means() -> None:
     edit(request, strategies={"l4x1": "STANDARD", "spot": "SPOT"})
     words = words_of()
     assert words.startswith(
-        "Buy spot (spot), the cheapest: $0.084 and 17 min per million images; the others are not"
+        "Buy spot (spot), the cheapest: $0.08 and 17 min per million images; the others are not"
         " measurably faster; if it must not be interrupted, l4x1: $0.22 and 17 min per million"
     )
     assert "Google may take spot machines away at any time" in words
