@@ -42,12 +42,15 @@ from trainer.base.storage.gcs import connect
 
 
 class LocalRunner:
-    """Runs jobs on this machine; the output of a run goes to JOB_DIR.log."""
+    """Runs jobs on this machine; the output of a run goes to JOB_DIR.log.
+
+    Once `stopped` is set, every job saves its state and ends, and no other starts.
+    """
 
     name = "local"
 
     def __init__(self) -> None:
-        self._stopped = Event()
+        self.stopped = Event()
 
     def costs(self, runs: Sequence[tuple[Workload, int]]) -> Iterator[str]:
         """Yields nothing: this machine costs nothing."""
@@ -76,24 +79,23 @@ class LocalRunner:
             run.tier, arguments, folder, job_id, program=run.local_program(folder)
         )
         with open(f"{job_dir}.log", "a", encoding="utf-8", buffering=1) as log:
-            if self._stopped.is_set():
+            if self.stopped.is_set():
                 return INTERRUPTED
 
             def show(worker: str, line: str) -> None:
                 print(f"[{worker}] {line}\n", end="", file=log)
 
-            job = LocalJob(workers, show, stopped=self._stopped)
+            job = LocalJob(workers, show, stopped=self.stopped)
             outcome = job.run()
             print(outcome.error or outcome.state, file=log)
         return outcome.code
 
-    def stop(self) -> None:
-        """Makes every job save its state and end; starts no other."""
-        self._stopped.set()
-
 
 class VertexRunner:
-    """Runs jobs of Vertex AI, all with the same options and `code`, their packages."""
+    """Runs jobs of Vertex AI, all with the same options and `code`, their packages.
+
+    Once `stopped` is set, nothing waits any longer; the jobs continue.
+    """
 
     name = "vertex"
 
@@ -109,7 +111,7 @@ class VertexRunner:
         self._code = code
         self._dry_run = dry_run
         self._clock = Clock(CLOCK.now, self._sleep)
-        self._stopped = Event()
+        self.stopped = Event()
         self._jobs = dict[Path, SubmittedJob]()
         self._submissions = (f"{submission}-{number}" for number in itertools.count(1))
         self._gcp = read_gcp_config(options.project, options.region, options.bucket)
@@ -227,10 +229,6 @@ class VertexRunner:
                 )
             return exit_code(status)
 
-    def stop(self) -> None:
-        """Stops waiting; the jobs continue."""
-        self._stopped.set()
-
     def _job(self, run: Workload, submission: str = "check", output: str = "") -> Job:
         """Returns the checked job of a run; `output`: its job directory, by default one named by
         the submission."""
@@ -243,10 +241,10 @@ class VertexRunner:
         return paid_job(work, self._gcp, self._options, submission, self._code)
 
     def _sleep(self, seconds: float) -> None:
-        """Sleeps, unless or until `stop` was called: then it raises KeyboardInterrupt, as Ctrl-C
+        """Sleeps, unless or until `stopped` is set: then it raises KeyboardInterrupt, as Ctrl-C
         would."""
         until = CLOCK.now() + seconds
-        while not self._stopped.is_set() and (remaining := until - CLOCK.now()) > 0:
-            CLOCK.sleep(min(remaining, 1.0))  # soon enough notices `stop`
-        if self._stopped.is_set():
+        while not self.stopped.is_set() and (remaining := until - CLOCK.now()) > 0:
+            CLOCK.sleep(min(remaining, 1.0))  # soon enough notices `stopped`
+        if self.stopped.is_set():
             raise KeyboardInterrupt

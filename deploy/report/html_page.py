@@ -62,9 +62,8 @@ def to_html(
     """
     # Its title, the pictures, a sample of each tier, and the commands.
     runs = collection.runs
-    configs = [run.config for run in runs if run.config]
     subjects = set[str]()
-    for config in configs:
+    for config in (run.config for run in runs if run.config):
         subjects.add(str(config.get("recipe") or config.get("script") or config.get("model")))
     subject = Path(subjects.pop()).stem if len(subjects) == 1 else "Training"
     started = min((str(run.info.get("started", "")) for run in runs), default="")[:10]

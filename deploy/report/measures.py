@@ -40,9 +40,10 @@ class Spread:
 def spread(values: Iterable[float | None]) -> Spread | None:
     """Returns the median and the quartiles of the values that are not None; None without any."""
     numbers = [value for value in values if value is not None]
-    if len(numbers) < 2:
-        return Spread(numbers[0], numbers[0], numbers[0], 1) if numbers else None
-    low, middle, high = statistics.quantiles(numbers, n=4, method="inclusive")
+    if not numbers:
+        return None
+    several = numbers if numbers[1:] else 2 * numbers
+    low, middle, high = statistics.quantiles(several, n=4, method="inclusive")
     return Spread(middle, low, high, len(numbers))
 
 

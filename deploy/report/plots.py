@@ -79,11 +79,11 @@ def time_and_money(figure: "Figure", rows: Rows) -> None:
 
     colors = {row: f"C{index}" for index, row in enumerate(rows)}  # as in `losses`
     rows = measured(rows)
-    seconds = [[row.seconds_of(run) or 0.0 for run in row.done] for row in rows]
+    name, hours = unit_of_time(max(row.total_seconds or 0.0 for row in rows) / 3600)
     usd = [[row.usd_of(run) or 0.0 for run in row.done] for row in rows]
-    longest = max(map(max, seconds))
-    name, hours = unit_of_time(longest / 3600)
-    times = [[value / 3600 / hours for value in values] for values in seconds]
+    times = []
+    for row in rows:
+        times.append([(row.seconds_of(run) or 0.0) / 3600 / hours for run in row.done])
     # A panel for the time, in the unit of the longest, and one for the cost if any is known.
     panels: list[tuple[str, list[list[float]], Callable[[float], str]]] = [
         (f"Time of a run, {name}", times, figures)

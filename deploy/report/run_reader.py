@@ -40,11 +40,6 @@ class StatsLine:
         self.warm_up = first or bool(whole(entry.get("untimed_steps")))
         self.step_seconds = positive(entry.get("step_seconds"))
         self.scalars = losses_and_metrics(entry)
-        # The share of a step's time that was lost waiting for the batch.
-        waited = number(entry.get("input_wait_seconds"))
-        self.input_wait = None
-        if waited is not None and self.step_seconds is not None:
-            self.input_wait = min(1.0, max(0.0, waited / self.step_seconds))
 
 
 class RunRecord:
@@ -99,9 +94,15 @@ class RunRecord:
         return after_warm_up(self.reports) or after_warm_up(self.epochs)
 
     @property
-    def input_wait(self) -> list[float | None]:
-        """Returns the share of a step that was lost waiting for its batch, of each of `timed`."""
-        return [line.input_wait for line in self.timed]
+    def input_wait(self) -> list[float]:
+        """Returns the share of a step that was lost waiting for its batch, of each of `timed` that
+        knows it."""
+        pairs = [(number(line.entry.get("input_wait_seconds")), line) for line in self.timed]
+        return [
+            min(1.0, max(0.0, waited / line.step_seconds))
+            for waited, line in pairs
+            if waited is not None and line.step_seconds
+        ]
 
     @property
     def peak_gpu_memory_gib(self) -> list[float | None]:

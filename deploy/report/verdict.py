@@ -104,11 +104,12 @@ def _advice(rows: Rows, *, weak: bool) -> Iterator[str]:
     cheapest = min(priced, key=lambda row: usd[row.tier])
     all_equal = len(ties) == len(rows) - 1
     is_fastest = _equally_fast(best, fastest)
-    merits = {"the cheapest": best is cheapest, "the fastest": is_fastest and not all_equal}
+    is_cheapest = usd[best.tier] == usd[cheapest.tier]
+    merits = {"the cheapest": is_cheapest, "the fastest": is_fastest and not all_equal}
     advice = f"Buy {terms(best, [merit for merit, holds in merits.items() if holds])}"
     if all_equal:
         advice += "; the others are not measurably faster"
-    if best is not cheapest:
+    if not is_cheapest:
         faster = hours[cheapest.tier] / hours[best.tier]
         dearer = usd[best.tier] / usd[cheapest.tier]
         advice += f", {faster:.1f} x as fast as the cheapest for {dearer:.1f} x the money"

@@ -112,7 +112,7 @@ def test_jobs_are_listed_region_by_region_with_machine_labels_progress_and_money
     assert progress.endswith("; 1.80 USD so far, 36.00 at most")
     words = f"2026-11-20 09:58 SUCCEEDED 1:30:00 5.40 USD demo {done['name']}"
     assert " ".join(second.split()) == words
-    assert about == "  g2-standard-12 with 1 NVIDIA_L4 in us-central1, user=ana, team=vision"
+    assert about == "  g2-standard-12 + 1 x NVIDIA_L4 in us-central1, user=ana, team=vision"
     none, _, expired, *_ = listed("--region=us-east4,europe-west4")
     assert none == "no jobs of this package in us-east4"
     assert expired.endswith(f"{waited['name']}: it got no machines while it waited (--max_wait)")

@@ -174,7 +174,7 @@ def test_a_script_that_hangs_leaves_no_process(tmp_path: Path, monkeypatch: Patc
     def say(name: str, line: str) -> None:
         said.append(line)
         if line.startswith("pids"):
-            job.stop()
+            job.stopped.set()
 
     job.print_line = say
     assert job.run().state == "CANCELLED"

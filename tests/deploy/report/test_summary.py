@@ -89,7 +89,7 @@ def test_a_missing_price_leaves_costs_empty_with_the_reason() -> None:
     assert line in notes(list(rows.values()), collect(["."]))
     words = words_of(a=1.0, b=1.5)
     assert words.startswith(
-        "Buy b, the cheapest: $0.007 and 16 s a run; if time counts more, c, whose price is not"
+        "Buy b, the cheapest: $0.006 and 16 s a run; if time counts more, c, whose price is not"
     )
     assert "The advice is among a, b, whose prices are known." in words
     assert "Which one to buy is not known without prices: add --price_per_hour" in words_of(a=1.0)
