@@ -26,7 +26,7 @@ from deploy.job.options import JobOptions
 from deploy.platform import buckets
 from deploy.platform.automatic_image import automatic_images
 from deploy.platform.errors import api_errors
-from deploy.platform.gcloud_and_sdk import open_backend
+from deploy.platform.rest import Platform
 from deploy.platform.retries import CLOCK, ApiError, retried
 from deploy.platform.vertex_api import FINAL_STATES, parse_time
 from deploy.tiers.gcp_config import GcpConfig, checked_address, needed_project
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str]) -> int:
         of_others = set[str]()
         texts = set[str]()
         with api_errors(GcpConfig(project, region, "")):
-            backend = open_backend("sdk", project, region)
+            backend = Platform(project, region)
             for job in retried(lambda: [*backend.listed(f"{backend.parent}/{kind}", kind)]):
                 ended = (
                     kind == "customJobs" and job["state"].removeprefix("JOB_STATE_") in FINAL_STATES

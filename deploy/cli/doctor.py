@@ -9,8 +9,8 @@ from deploy.base.options import options_class
 from deploy.cli.output import JSON, write_document
 from deploy.job.options import JobOptions
 from deploy.platform.errors import describe_error
-from deploy.platform.gcloud_and_sdk import open_backend
 from deploy.platform.readiness import Finding, findings
+from deploy.platform.rest import Platform
 from deploy.platform.retries import ApiError
 from deploy.tiers.gcp_config import GcpConfig, read_project, read_region
 from deploy.tiers.machine_table import load_machines
@@ -62,7 +62,7 @@ def examined(args: DoctorFlags, tiers: Sequence[Tier]) -> Iterator[Finding]:
         text = f"{region} has no training of Vertex AI" if region else "none is named"
         yield Finding("region", "bad", text, "gcloud config set ai/region us-central1")
         return
-    cloud = open_backend("sdk", project, region)
+    cloud = Platform(project, region)
     try:
         cloud.call("GET", f"{cloud.parent}/customJobs", params={"pageSize": 1})
     except ApiError as error:

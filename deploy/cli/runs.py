@@ -11,8 +11,8 @@ from deploy.cli.output import JSON, write_document
 from deploy.comparison import tracked_runs
 from deploy.job.options import JobOptions
 from deploy.platform.errors import api_errors
-from deploy.platform.gcloud_and_sdk import open_backend
 from deploy.platform.model_registry import checked_name, read_registration, register_run
+from deploy.platform.rest import Platform
 from deploy.report.collection import report_folder
 from deploy.report.html_page import write_report
 from deploy.tiers.gcp_config import GcpConfig, needed_project, needed_region
@@ -127,5 +127,5 @@ def run_register(arguments: Sequence[str]) -> int:
         print(json.dumps({"model": registration.model}, indent=1))
         return DONE
     with api_errors(gcp):
-        register_run(registration, args.alias, open_backend("sdk", gcp.project, gcp.region))
+        register_run(registration, args.alias, Platform(gcp.project, gcp.region))
     return DONE

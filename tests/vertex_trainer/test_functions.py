@@ -158,7 +158,7 @@ def test_no_machines_here_are_looked_for_there_and_errors_are_exceptions(cloud: 
     assert "unknown keyword spec" in wrong
     unpriced: Any = {"machine_type": "a4-highgpu-8g", "accelerator": "NVIDIA_B200:8"}
     error = error_of(submit, settings=TINY, **WHERE, **unpriced)
-    assert "the price of a4-highgpu-8g-x8 is not known: not submitted: give it" in error
+    assert "the standard price of a4-highgpu-8g-x8 is not known: not submitted: give it" in error
     cloud.faults = [Fault("customJobs", 503, times=1000)]
     with pytest.raises(PlatformFault) as caught:
         attach(job.name, backend="sdk").wait()
