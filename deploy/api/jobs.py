@@ -13,7 +13,7 @@ from deploy.job.sending import cancel_duplicates, look_for
 from deploy.job.vertex_job import VertexJob
 from deploy.job.watching import with_stop_reason
 from deploy.platform.errors import api_errors
-from deploy.platform.gcloud_and_sdk import BACKENDS, open_backend
+from deploy.platform.rest import Platform
 from deploy.platform.retries import retried
 from deploy.platform.vertex_api import STATES, JobStatus
 from deploy.tiers.gcp_config import (
@@ -32,7 +32,6 @@ def attach(
     job: str = "",
     project: str = "",
     region: str = "",
-    backend: str = "",
 ) -> VertexJob:
     """Returns the newest job with this name, number, display name or submission.
 
@@ -46,7 +45,7 @@ def attach(
     if attempt:
         record, newest = attempt
         if not newest.job and newest.state != "NOT SUBMITTED" and newest.sent_at:
-            opened = open_backend(backend, newest.project, newest.region)
+            opened = Platform(newest.project, newest.region)
             with api_errors(opened.gcp):
                 newest.job = look_for(record.label, opened, newest.sent_at)
             record.write()
@@ -64,7 +63,7 @@ def attach(
         recorded = attempt[1].project if attempt else "" if in_name.isdecimal() else in_name
         project = recorded or read_project("") or in_name
     if full_name:
-        return VertexJob(name, open_backend(backend, project, full_name[2]), attempt)
+        return VertexJob(name, Platform(project, full_name[2]), attempt)
     regions = _regions(region)
     forms = (
         "its name, display name, number or submission with --project and --region; `python -m"
@@ -76,10 +75,10 @@ def attach(
         raise UserError(f"job {job!r} is not recorded in this folder: give {forms}")
     if name.isdecimal() and len(regions) == 1:
         name = f"projects/{project}/locations/{regions[0]}/customJobs/{name}"
-        return VertexJob(name, open_backend(backend, project, regions[0]))
+        return VertexJob(name, Platform(project, regions[0]))
     # A job that another folder or machine sent.
     for place in regions:
-        opened = open_backend(backend, project, place)
+        opened = Platform(project, place)
         with api_errors(opened.gcp):
             attempt = find_elsewhere(name, opened)
         if attempt:
@@ -110,7 +109,6 @@ class JobsOptions:
         " folder)",
         "NAME,NAME",
     )
-    backend: str = setting(BACKENDS[0], "the client of Vertex AI", "gcloud|sdk", choices=BACKENDS)
     state: str = setting(
         "", "only those in this state, as RUNNING", "STATE", read=str.upper, choices=STATES
     )
@@ -155,7 +153,7 @@ def jobs_by_region(options: JobsOptions) -> Iterator[tuple[str, list[JobStatus],
     project = read_project(options.project)
     project = project or needed_project(newest_sent[1].project if newest_sent else "")
     for region in _regions(options.region) or [needed_region("")]:
-        backend = open_backend(options.backend, project, region)
+        backend = Platform(project, region)
         with api_errors(backend.gcp):
             statuses = retried(backend.jobs)
             # by label: the jobs of one attempt of a submission

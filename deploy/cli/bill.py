@@ -49,7 +49,6 @@ class BillFlags:
     table: str = setting(meaning="the billing export, PROJECT.DATASET.TABLE", metavar="TABLE")
     project: str = setting_of(JobsOptions, "project")
     region: str = setting_of(JobsOptions, "region")
-    backend: str = setting_of(JobsOptions, "backend")
     json: bool = JSON
 
 
@@ -66,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
     for run in args.runs:
         known = find_attempt(run)
         if not known:  # it was submitted from elsewhere
-            job = attach(run, args.project, args.region, args.backend)
+            job = attach(run, args.project, args.region)
             with api_errors(job.gcp):
                 known = job.attempt or find_elsewhere(job.name, job.backend)
         if not known:

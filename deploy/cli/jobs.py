@@ -46,12 +46,11 @@ class JobFlags:
         " folder)",
         "NAME,NAME",
     )
-    backend: str = setting_of(JobsOptions, "backend")
     json: bool = JSON
 
     def attached(self) -> VertexJob:
         """Returns the job that the flags name."""
-        return attach(self.job, self.project, self.region, self.backend)
+        return attach(self.job, self.project, self.region)
 
 
 @options_class

@@ -16,8 +16,8 @@ from deploy.job.spec import machine_spec
 from deploy.job.workload import Prediction
 from deploy.planning.paid_jobs import paid_job
 from deploy.platform.errors import api_errors
-from deploy.platform.gcloud_and_sdk import open_backend
 from deploy.platform.model_registry import find_version
+from deploy.platform.rest import Platform
 from deploy.platform.retries import retried
 from deploy.tiers.gcp_config import (
     GcpConfig,
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str]) -> int:
         )
     check_wait(args.max_wait, tier, "detach" if args.detach else "")
     with api_errors(gcp):
-        backend = open_backend(args.backend, gcp.project, gcp.region)
+        backend = Platform(gcp.project, gcp.region)
         version = retried(lambda: find_version(args.model, backend))
     about = f"answers the rows of {rows} with {version}"
     inputs = {"rows": rows, "model": version.artifact}

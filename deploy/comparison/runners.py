@@ -28,8 +28,8 @@ from deploy.job.workload import Training, Workload
 from deploy.packaging.packages import Package
 from deploy.planning.paid_jobs import cost_lines, memory_lines, paid_job, planned_usd
 from deploy.platform.errors import JobUnknown, api_errors, describe_failure, exit_code
-from deploy.platform.gcloud_and_sdk import open_backend
 from deploy.platform.local import LocalJob, local_workers
+from deploy.platform.rest import Platform
 from deploy.platform.retries import CLOCK, Clock, retried
 from deploy.report.collection import fetched
 from deploy.report.formatting import grouped
@@ -176,7 +176,7 @@ class VertexRunner:
             for bucket in {job.output.split("/")[2] for job in jobs}:
                 # refuse now if the results could not be read later
                 connect().list(Address(bucket, ""), most=1)
-            backend = open_backend(self._options.backend, self._gcp.project, self._gcp.region)
+            backend = Platform(self._gcp.project, self._gcp.region)
             retried(lambda: backend.jobs("none"))
             check_resources(new or jobs)
             upload_packages(new or jobs)

@@ -81,18 +81,18 @@ def dry_run(command: Command) -> None:
 
 def run_on_emulator(command: Command) -> None:
     """Runs the command on a job that was submitted to an emulated Vertex AI."""
-    sdk = ["--backend=sdk"]
     verb = command.words[3]
     job = [
         "--recipe=wgan_gp_digits",
         "--image=us-docker.pkg.dev/p/r/x:1",
         "--bucket=gs://bucket",
+        "--backend=sdk",
         "--detach",
     ]
-    assert submit.main(["cpu", *job, *sdk]) == 0
+    assert submit.main(["cpu", *job]) == 0
     run_verb: Callable[[list[str]], int] = getattr(jobs, f"run_{verb}")
     answer = ["--yes"] if verb == "cancel" else []
-    assert run_verb([*command.arguments, *sdk, *answer]) in (0, 75)
+    assert run_verb([*command.arguments, *answer]) in (0, 75)
 
 
 def make(command: Command) -> None:

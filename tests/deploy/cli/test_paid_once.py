@@ -166,8 +166,8 @@ def test_no_drawn_sequence_of_commands_has_two_jobs_at_once(
 
     sends = [fit, lambda: main(["submit", *SCRIPT]), lambda: main(["submit", *SCRIPT, "--detach"])]
     others = [
-        lambda: main(["watch", "--backend=sdk"]),
-        lambda: main(["cancel", "--backend=sdk", "--yes"]),
+        lambda: main(["watch"]),
+        lambda: main(["cancel", "--yes"]),
         lambda: main(["clean", *CLEAN]),
         lambda: script.write_text(str(draw.random())),
         finish,

@@ -74,16 +74,14 @@ def test_a_job_that_ended_itself_is_told_by_submit_watch_and_jobs(
     assert "STOPPED after" in shown
     assert f"error: {WHY}" in shown
     assert f"the same command with --job_dir={output_of(job)}" in shown
-    typed("watch", job["name"], "--backend=sdk", code=75)
-    known = vertex_trainer.attach(job["name"], backend="sdk")
+    typed("watch", job["name"], code=75)
+    known = vertex_trainer.attach(job["name"])
     assert known.exit_code == 75
     assert known.status.state == "STOPPED"
     assert known.status.error == WHY
     assert known.result.state == "stopped"
     assert known.result.content["error"] == WHY
-    assert f"{job['name']}: {WHY}" in typed(
-        "jobs", "--project=my-proj", "--region=us-central1", "--backend=sdk"
-    )
+    assert f"{job['name']}: {WHY}" in typed("jobs", "--project=my-proj", "--region=us-central1")
     bill = content(fetched(str(output_of(job)), "job") / "billed.json")["jobs"]
     assert [*bill] == [job["name"]]
     assert bill[job["name"]]["seconds"] >= 0

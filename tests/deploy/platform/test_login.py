@@ -124,7 +124,7 @@ def test_one_login_alone_does_everything(
 
     flying.asleep = asleep
     flying.sleep(3595)
-    shown = typed("watch", name, "--project=my-proj", f"--backend={kind.__name__.lower()}")
+    shown = typed("watch", name, "--project=my-proj")
     assert "the last words" in shown
     files = Path(os.environ["CLOUDSDK_CONFIG"], "logs").rglob("*.log")
     logs = "".join(file.read_text() for file in files)
