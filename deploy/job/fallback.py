@@ -16,7 +16,7 @@ from deploy.job.sending import Creation, check_resources, look_for, upload_packa
 from deploy.job.vertex_job import VertexJob
 from deploy.job.watching import PrintLine, show, watch_job, with_stop_reason
 from deploy.platform.errors import api_errors, describe_failure, exit_code, stocked_out
-from deploy.platform.gcloud_and_sdk import open_backend
+from deploy.platform.gcloud_and_sdk import BACKENDS
 from deploy.platform.model_registry import read_registration, register_run
 from deploy.platform.retries import CLOCK, ApiError, Clock, retried
 from deploy.platform.vertex_api import STOPPED, JobStatus
@@ -49,7 +49,7 @@ class SubmittedJob(VertexJob):
         self.about = about
         self.confirmation = confirmation
         self._register = register
-        self._open = partial(open_backend, jobs[0].options.backend, clock=clock)
+        self._open = partial(BACKENDS[jobs[0].options.backend], clock=clock)
         self._clock = clock
 
     def send(self, *, takes_finished: bool = False) -> "SubmittedJob":

@@ -13,7 +13,6 @@ import yaml
 from deploy.platform.errors import converted_errors, gcloud_error, lost_response
 from deploy.platform.local import kill_group
 from deploy.platform.rest import REQUEST_TIMEOUT_S, Platform
-from deploy.platform.retries import CLOCK, Clock
 from deploy.platform.vertex_api import CustomJob, created_name
 from trainer.base.errors import UserError
 from trainer.base.storage.login import credentials, gcloud_environment
@@ -137,9 +136,6 @@ def not_installed(alternative: str = "") -> UserError:
     )
 
 
-BACKENDS = ("gcloud", "sdk")
-
-
 class Sdk(Platform):
     """Creates jobs with Google's Python package; for everything else it calls REST, as Platform
     does."""
@@ -172,7 +168,4 @@ class Sdk(Platform):
             return created_name(created.name)
 
 
-def open_backend(kind: str, project: str, region: str, clock: Clock = CLOCK) -> Platform:
-    """Returns the backend of a kind, one of BACKENDS, for a project and a region; "" is the first
-    kind."""
-    return (Sdk if kind == "sdk" else Gcloud)(project, region, clock)
+BACKENDS: Mapping[str, type[Platform]] = {"gcloud": Gcloud, "sdk": Sdk}

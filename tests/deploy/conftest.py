@@ -17,7 +17,7 @@ import tests.deploy.image_emulator
 import tests.deploy.registry_emulator  # noqa: F401 (their addresses become those of the emulator)
 from deploy.__main__ import main
 from deploy.base.console import printed_on
-from deploy.platform.gcloud_and_sdk import open_backend
+from deploy.platform.gcloud_and_sdk import BACKENDS
 from deploy.platform.rest import Platform
 from deploy.platform.retries import CLOCK
 from deploy.report.collection import collect
@@ -138,7 +138,7 @@ def cloud(tmp_path: Path, flying: FlyingClock, monkeypatch: Patch) -> Iterator[E
 
 @pytest.fixture(params=[pytest.param("gcloud", marks=needs_gcloud), "sdk"])
 def backend(request: pytest.FixtureRequest, cloud: Emulator) -> Platform:
-    return open_backend(request.param, "my-proj", "us-central1")
+    return BACKENDS[request.param]("my-proj", "us-central1")
 
 
 def run(command: list[str], **more: Any) -> subprocess.CompletedProcess[str]:

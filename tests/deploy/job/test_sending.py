@@ -1,15 +1,13 @@
 """Tests that no job is lost track of: with real gcloud and the SDK, against the emulator with
 injected faults."""
 
-from functools import partial
-
 import pytest
 
 from deploy.job.ledger import Submission
 from deploy.job.sending import Creation
 from deploy.platform import buckets
 from deploy.platform.errors import gcloud_error, lost_response
-from deploy.platform.gcloud_and_sdk import open_backend
+from deploy.platform.gcloud_and_sdk import BACKENDS
 from deploy.platform.retries import CLOCK, ApiError
 from tests.deploy.conftest import needs_gcloud
 from tests.deploy.emulator import Emulator
@@ -92,7 +90,7 @@ def test_neither_tls_nor_a_proxy_is_waited_for(
         monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_AIPLATFORM", f"{secure}/")
     began = CLOCK.now()
     with pytest.raises(ApiError, match=match) as caught:
-        Creation(job("cpu"), Submission("s1"), partial(open_backend, kind))._request_job()
+        Creation(job("cpu"), Submission("s1"), BACKENDS[kind])._request_job()
     assert not caught.value.may_have_succeeded
     assert CLOCK.now() - began == 0.0
     assert cloud.requests == []
