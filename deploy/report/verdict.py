@@ -114,7 +114,8 @@ def _advice(rows: Rows, *, weak: bool) -> Iterator[str]:
         dearer = usd[best.tier] / usd[cheapest.tier]
         advice += f", {faster:.1f} x as fast as the cheapest for {dearer:.1f} x the money"
         advice += f"; if money counts more, {terms(cheapest)}"
-    if not is_fastest:
+    # a run with a longer start-up may take longer at more images a second
+    if not is_fastest and (fastest not in priced or hours[fastest.tier] < hours[best.tier]):
         advice += f"; if time counts more, {terms(fastest)}"
     kept = [row for row in priced if not row.group.spot]
     if best.group.spot and kept:

@@ -181,6 +181,12 @@ def test_the_advice_says_what_is_not_significant_and_what_spot_means() -> None:
     assert rows_of()["spot"].machine == "g2 + 1 x NVIDIA_L4, spot"
 
 
+def test_a_long_start_up_is_never_advised_for_time() -> None:
+    plant("one", noisy(0.1))
+    plant("two", noisy(0.05), devices=("GPU:0", "GPU:1"), startup=100)
+    assert words_of(one=1.0, two=2.0).startswith("Buy one, the cheapest: $0.007 and 26 s a run.\n")
+
+
 def test_a_run_of_the_desk_is_one_of_this_computer_without_a_price() -> None:
     cpu = {"name": "cpu", "machine_type": "n1-standard-8", "price_per_hour": 0.4}
     comparison(cpu, cpu={"seconds": noisy(0.1), "devices": ("CPU:0",)})
