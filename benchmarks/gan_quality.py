@@ -27,7 +27,7 @@ from benchmarks.trainer_loop import TrainingLoop, setup_of
 from trainer.base.errors import PlatformFault
 from trainer.base.run_files.job_files import read_json, write_json
 from trainer.base.settings.model_settings import DIFF_AUGMENTATIONS
-from trainer.base.settings.request import resolve
+from trainer.base.settings.request import Overrides
 from trainer.base.storage import write_whole
 from trainer.data.dataset import Examples
 from trainer.data.order import shuffled
@@ -192,7 +192,7 @@ def processor_seconds(loop: TrainingLoop, steps: int) -> float:
 def examples_of(data: str, options: Namespace) -> Examples:
     """Returns the real images with which generated ones are compared."""
     return load_dataset(
-        resolve([*SIZES[data], f"--data={source_of(data, options)}"]).config
+        Overrides.parse([*SIZES[data], f"--data={source_of(data, options)}"]).config
     ).images("train")
 
 

@@ -143,12 +143,12 @@ def measured(rows: int, flags: Sequence[str]) -> dict[str, Any]:
 
 
 def _trace(rows: int, flags: Sequence[str]) -> Any:
-    from trainer.base.settings.request import resolve
+    from trainer.base.settings.request import Overrides
     from trainer.data.sources import load_dataset
     from trainer.planning.planner import measure_step
     from trainer.run.training_setup import set_precision_and_seed
 
-    config = resolve(flags).config
+    config = Overrides.parse(flags).config
     set_precision_and_seed(config)
     step, trace = measure_step(config, load_dataset(config), rows)
     return trace, step.state_bytes

@@ -25,7 +25,7 @@ from PIL import Image
 
 from benchmarks.runner import OPTIONAL, elapsed
 from deploy.platform.local import free_addresses
-from trainer.base.settings.request import resolve
+from trainer.base.settings.request import Overrides
 from trainer.base.settings.train_config import TrainConfig
 
 Run = Callable[[int], float]  # steps -> seconds
@@ -189,11 +189,11 @@ def digits_file(flags: Sequence[str]) -> Iterator[tuple[TrainConfig, list[str]]]
     Flags that name data of their own stay as they are.
     """
     if any(flag.startswith("--data=") for flag in flags):
-        yield resolve(flags).config, [*flags]
+        yield Overrides.parse(flags).config, [*flags]
         return
     with tempfile.TemporaryDirectory() as folder:
         flags = [*flags, f"--data={Path(folder) / 'digits.npz'}"]
-        config = resolve(flags).config
+        config = Overrides.parse(flags).config
         write_digits(config)
         yield config, flags
 
@@ -223,7 +223,7 @@ if __name__ == "__main__":
     os.dup2(2, 1)  # everything else that the process prints goes to stderr
     module, _, option = sys.argv[1].partition(":")
     run, work = importlib.import_module(f"benchmarks.{module}").make_candidate(
-        resolve(sys.argv[2:]).config, option
+        Overrides.parse(sys.argv[2:]).config, option
     )
     print(json.dumps(work), file=replies, flush=True)
     for line in sys.stdin:

@@ -18,7 +18,7 @@ from deploy.planning.step_time import (
 )
 from deploy.tiers.machine_table import Rates, load_machines
 from trainer.base.run_files.plan_file import Work
-from trainer.base.settings.request import resolve
+from trainer.base.settings.request import Overrides
 from trainer.cluster.strategy import make_replicas
 from trainer.data.sources import load_dataset
 from trainer.planning.planner import MeasuredStep, work_of_replicas
@@ -77,7 +77,7 @@ class Step:
 
 def counted(*flags: str) -> Step:
     """Counts the step of a recipe; the digits replace its data."""
-    config = resolve([*flags, "--data=digits"]).config
+    config = Overrides.parse([*flags, "--data=digits"]).config
     dataset = load_dataset(config)
     alone, of_two = (work_of_replicas(config, dataset, replicas) for replicas in (1, 2))
     return Step(
@@ -102,7 +102,8 @@ def numbers(work: Work, rows: int) -> list[float]:
 def main() -> None:
     """Prints the tables and saves the counts."""
     PARSER.parse_args()
-    make_replicas(resolve(["--replicas=2"]).config)  # two logical devices, before TensorFlow starts
+    # two logical devices, before TensorFlow starts
+    make_replicas(Overrides.parse(["--replicas=2"]).config)
     steps = {name: counted(*flags) for name, flags in CASES.items()}
     raw = {
         name: (numbers(step.alone, step.rows), numbers(step.of_two, step.rows // 2))

@@ -24,10 +24,10 @@ PARSER = make_parser(__doc__, repeats=5)
 ALONE = """
 import numpy as np, tensorflow as tf
 from trainer.run.training_setup import set_precision_and_seed, setup_with
-from trainer.base.settings.request import resolve
+from trainer.base.settings.request import Overrides
 from trainer.data.dataset import Arrays, Dataset
 from trainer.cluster.strategy import make_replicas
-config = resolve(["--recipe=%s"]).config
+config = Overrides.parse(["--recipe=%s"]).config
 set_precision_and_seed(config)
 size = config.image_size
 rows = (1, config.critic_steps, config.global_batch_size)

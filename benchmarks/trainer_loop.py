@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks.processes import Run, Work
-from trainer.base.settings.request import resolve
+from trainer.base.settings.request import Overrides
 from trainer.base.settings.schedule import Schedule
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import read_cluster
@@ -85,7 +85,7 @@ def _runner(setup: TrainingSetup, option: str) -> StepRunner:
 def setup_of(*flags: str) -> TrainingSetup:
     """Builds the setup that flags of trainer.task describe; setups of several numbers of replicas
     can coexist."""
-    config = resolve(flags).config
+    config = Overrides.parse(flags).config
     return build_setup(config, make_replicas(config))
 
 

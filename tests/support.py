@@ -17,7 +17,7 @@ from keras.models import load_model
 
 from tests.models import compiled
 from trainer.base.errors import DONE, UserError
-from trainer.base.settings.request import Overrides, first_values, resolve
+from trainer.base.settings.request import Overrides, first_values
 from trainer.base.settings.train_config import TrainConfig
 from trainer.checks.on_gpus import runner_and_rows
 from trainer.cluster.strategy import make_replicas
@@ -92,7 +92,7 @@ def classifier_of(shape: tuple[int, ...], *parts: layers.Layer, optimizer: Any =
 
 
 def resolved(*flags: str) -> TrainConfig:
-    return resolve(flags).config
+    return Overrides.parse(flags).config
 
 
 def read_lines(path: Path) -> list[Any]:

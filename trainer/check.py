@@ -13,16 +13,15 @@ it runs one step that XLA compiles, on the devices of the run, and says why if t
 import sys
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.base.errors import DONE, USER_MUST_CHANGE, UserError, reason
 from trainer.base.log import log, on_vertex, set_verbose
 from trainer.base.run_files.job_directory import open_job_dir
 from trainer.base.run_files.job_files import GPU_CHECK, write_json
-from trainer.base.settings.fields import VERBOSE, Usage, setting
+from trainer.base.settings.fields import VERBOSE, Usage, options_class, setting
 from trainer.base.settings.own_settings import refuse_missing_modules
-from trainer.base.settings.request import Request, parse_request
+from trainer.base.settings.request import parse_request
 from trainer.base.settings.train_config import USUAL, TrainConfig
 from trainer.base.storage.staging import cache_home
 from trainer.cluster.cluster_spec import set_gpu_environment
@@ -35,7 +34,7 @@ Exit codes: 0 the steps agree; 2 they do not, or you must change something; 75 i
 fault of this package or of the platform."""
 
 _FLAGS = ("on_gpus", "bits", "xla", "seconds")
-_USAGE = Usage(
+USAGE = Usage(
     "python -m trainer.check",
     "--recipe=NAME [--bits] [--xla] [--on_gpus] [--setting=value …]",
     __doc__,
@@ -44,7 +43,7 @@ _USAGE = Usage(
 )
 
 
-@dataclass(frozen=True)
+@options_class
 class CheckOptions:
     """Holds the flags of `trainer.check` that are not settings of a run."""
 
@@ -65,18 +64,12 @@ class CheckOptions:
     paid: bool = setting(False)
 
 
-def read_check(arguments: Sequence[str]) -> Request[CheckOptions]:
-    """Returns the request of a command line, or raises UserError; SystemExit(0) for --help."""
-    return parse_request(CheckOptions, arguments, _USAGE)
-
-
 @command("starts from scratch")
 def main(arguments: Sequence[str]) -> int:
     """Runs the check that the flags name, logs its result, and returns the exit code."""
-    request = read_check(arguments)
-    options = request.options
+    options, overrides = parse_request(CheckOptions, arguments, USAGE)
     set_verbose(options.verbose)
-    config = request.config
+    config = overrides.config
     refuse_missing_modules(config)
     modes = [f"--{name}" for name in ("bits", "xla", "on_gpus") if getattr(options, name)]
     if len(modes) > 1:

@@ -7,12 +7,11 @@ labels what it predicts of each class.
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from trainer.base.errors import DONE, UserError
 from trainer.base.log import ANSWER, log, set_verbose
 from trainer.base.run_files.job_files import write_json
-from trainer.base.settings.fields import Usage, setting
+from trainer.base.settings.fields import Usage, options_class, setting
 from trainer.base.storage import local_path, make_writable
 from trainer.reporting.classification import write_classes
 from trainer.run.requested_run import RunOptions, read_request
@@ -23,7 +22,7 @@ USAGE = Usage(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class EvaluateOptions(RunOptions):
     """Holds the options of `trainer.evaluate`."""
 

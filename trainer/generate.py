@@ -7,12 +7,11 @@ same.
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from trainer.base.errors import DONE, UserError
 from trainer.base.log import ANSWER, log, set_verbose
 from trainer.base.run_files.serving_file import model_folder
-from trainer.base.settings.fields import VERBOSE, Usage, parse_options, setting
+from trainer.base.settings.fields import VERBOSE, Usage, options_class, parse_options, setting
 from trainer.base.storage import local_path, make_writable, write_whole
 from trainer.user_code.command import command, quiet_start
 
@@ -28,7 +27,7 @@ USAGE = Usage(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class GenerateOptions:
     """Holds the options of `trainer.generate`."""
 

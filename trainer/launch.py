@@ -19,14 +19,15 @@ from trainer.base.errors import UserError  # noqa: E402
 from trainer.base.log import log, set_verbose  # noqa: E402
 from trainer.base.run_files.job_directory import open_job_dir, outputs  # noqa: E402
 from trainer.base.settings.fields import (  # noqa: E402
+    VERBOSE,
     Usage,
-    answer_help,
-    coerce_all,
     fields_of,
     flag_name,
-    read_flags,
+    options_class,
+    parse_command,
+    setting,
 )
-from trainer.base.settings.request import LAUNCH_SETTINGS, LaunchOptions  # noqa: E402
+from trainer.base.settings.request import LAUNCH_SETTINGS  # noqa: E402
 from trainer.base.settings.train_config import TrainConfig  # noqa: E402
 from trainer.base.storage.staging import cache_home, preflight  # noqa: E402
 from trainer.cluster.cluster_spec import read_cluster, set_gpu_environment  # noqa: E402
@@ -42,20 +43,30 @@ USAGE = Usage(
 )
 
 
-def read_launch(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Returns our settings, and the script with its own arguments; answers --help.
+@options_class
+class LaunchOptions:
+    """Holds the flags of `trainer.launch` that are not settings of a run."""
+
+    launch: bool = setting(
+        False, "train by this package even if no call of Keras's fit is seen in the script"
+    )
+    verbose: bool = VERBOSE
+
+
+def read_launch(arguments: Sequence[str]) -> tuple[LaunchOptions, dict[str, Any], list[str]]:
+    """Returns our options and settings, and the script with its own arguments; answers --help.
 
     Raises UserError for a mistake in our flags, and if there is no script.
     """
     place = next(
         (place for place, word in enumerate(arguments) if word.endswith(".py")), len(arguments)
     )
-    fields = {**fields_of(TrainConfig, *LAUNCH_SETTINGS), **fields_of(LaunchOptions)}
-    answer_help(arguments[:place], USAGE, fields.values())
-    values = coerce_all(fields, read_flags(arguments[:place], fields))
+    options, settings = parse_command(
+        LaunchOptions, arguments[:place], USAGE, fields_of(TrainConfig, *LAUNCH_SETTINGS)
+    )
     if place == len(arguments):
         raise UserError(f"the script is missing: {USAGE.program} {USAGE.arguments}")
-    return values, [*arguments[place:]]
+    return options, settings, [*arguments[place:]]
 
 
 @command("resumes from the last checkpoint")
@@ -63,15 +74,14 @@ def main(arguments: Sequence[str]) -> int:
     """Runs the script; its calls of `fit` train by this package. Returns the exit code."""
     # SIGTERM acts like Ctrl-C until training begins
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    values, (script, *own) = read_launch(arguments)
-    set_verbose(values.pop("verbose", False))
-    forced = values.pop("launch", False)
+    options, settings, (script, *own) = read_launch(arguments)
+    set_verbose(options.verbose)
     if not os.path.isfile(script):
         raise UserError(f"{script}: no such file")
     for name in (flag_name(word) for word in own):
         if name in LAUNCH_SETTINGS:
             log.info(f"--{name} goes to {script}: a flag of this program stands before the script")
-    config = TrainConfig(model=script, data=script, **values)
+    config = TrainConfig(model=script, data=script, **settings)
     is_chief = read_cluster().is_chief  # only the chief writes
     preflight({}, outputs(config) if is_chief else {})
     job_dir = open_job_dir(config, make=is_chief)  # finds mistakes before TensorFlow is loaded
@@ -79,7 +89,7 @@ def main(arguments: Sequence[str]) -> int:
     with quiet_start():
         from trainer.run import launched  # imports TensorFlow
     command_line = [sys.executable, "-m", "trainer.launch", *arguments]
-    return launched.launch(config, command_line, _BEGAN, job_dir, own, forced=forced)
+    return launched.launch(config, command_line, _BEGAN, job_dir, own, forced=options.launch)
 
 
 if __name__ == "__main__":

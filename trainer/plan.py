@@ -10,15 +10,14 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.base.errors import DONE
 from trainer.base.log import log, set_verbose
 from trainer.base.run_files.plan_file import kept_plan, write_plan
-from trainer.base.settings.fields import VERBOSE, Usage, setting
+from trainer.base.settings.fields import VERBOSE, Usage, options_class, setting
 from trainer.base.settings.own_settings import refuse_missing_modules
-from trainer.base.settings.request import Request, parse_request
+from trainer.base.settings.request import parse_request
 from trainer.base.settings.train_config import USUAL
 from trainer.base.storage import local_path
 from trainer.user_code.command import command, quiet_start
@@ -28,7 +27,7 @@ All settings but the first group are those of python -m trainer.task.
 
 Exit codes: 0 the plan is made; 2 you must change something; 1 a fault of this package or of the
 platform."""
-_USAGE = Usage(
+USAGE = Usage(
     "python -m trainer.plan",
     "--recipe=NAME [--out=FILE] [--setting=value …]",
     __doc__,
@@ -44,7 +43,7 @@ ENVIRONMENT = {
 }
 
 
-@dataclass(frozen=True)
+@options_class
 class PlanFlags:
     """Holds the flags of `trainer.plan` that are not settings of a run."""
 
@@ -57,19 +56,14 @@ class PlanFlags:
     verbose: bool = VERBOSE
 
 
-def read_plan_request(arguments: Sequence[str]) -> Request[PlanFlags]:
-    """Returns the request of a command line, or raises UserError; SystemExit(0) for --help."""
-    return parse_request(PlanFlags, arguments, _USAGE)
-
-
 @command("starts from scratch")
 def main(arguments: Sequence[str]) -> int:
     """Measures the run, writes its plan, and returns the exit code."""
-    request = read_plan_request(arguments)
-    set_verbose(request.options.verbose)
-    config = request.config
+    options, overrides = parse_request(PlanFlags, arguments, USAGE)
+    set_verbose(options.verbose)
+    config = overrides.config
     refuse_missing_modules(config)
-    out = local_path(request.options.out, "out") if request.options.out else kept_plan(config)
+    out = local_path(options.out, "out") if options.out else kept_plan(config)
     os.environ.update(ENVIRONMENT)
     with quiet_start():
         from trainer.planning.planner import make_plan

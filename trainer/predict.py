@@ -7,12 +7,11 @@ These are the numbers of Keras's `model.predict`, on any number of replicas of t
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from trainer.base.errors import DONE, USER_MUST_CHANGE, UserError
 from trainer.base.log import ANSWER, log, set_verbose
 from trainer.base.run_files.serving_file import model_folder
-from trainer.base.settings.fields import Usage, parse_options, setting
+from trainer.base.settings.fields import Usage, options_class, parse_options, setting
 from trainer.base.storage import local_path, make_writable, write_whole
 from trainer.base.storage.staging import stage
 from trainer.run.requested_run import RunOptions, read_request
@@ -25,7 +24,7 @@ USAGE = Usage(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class PredictOptions(RunOptions):
     """Holds the options of `trainer.predict`."""
 
@@ -37,7 +36,7 @@ class PredictOptions(RunOptions):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class RowsOptions:
     """Holds the options of `trainer.predict` that answers the rows of a file."""
 
@@ -82,7 +81,8 @@ def _predict_rows(arguments: Sequence[str]) -> int:
     if not rows.is_file():
         raise UserError(f"rows_file={args.rows_file}: there is no such file")
     with quiet_start():
-        from trainer.run.served_model import ServedModel, predict_rows
+        from trainer.run.prediction_files import predict_rows
+        from trainer.run.served_model import ServedModel
     answered, failed = predict_rows(ServedModel(folder, args.run), rows, args.out)
     problems = f"; {failed:,} rows have none: errors-….jsonl says why" if failed else ""
     log.info(f"{args.out} holds {answered:,} answers{problems}", extra=ANSWER)

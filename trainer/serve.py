@@ -8,18 +8,17 @@ GET /health answers 200 once the model is loaded; POST /predict takes {"instance
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from trainer.base.errors import DONE, UserError
 from trainer.base.log import log
 from trainer.base.run_files.serving_file import model_folder
-from trainer.base.settings.fields import Usage, parse_options, setting
+from trainer.base.settings.fields import Usage, options_class, parse_options, setting
 from trainer.user_code.command import command, quiet_start
 
 USAGE = Usage("python -m trainer.serve", "RUN [--port=8080] [--host=ADDRESS]", __doc__)
 
 
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class ServeOptions:
     """Holds the options of `trainer.serve`; a container's variables are their defaults."""
 

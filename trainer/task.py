@@ -13,7 +13,12 @@ from trainer.base.errors import DONE  # noqa: E402
 from trainer.base.log import set_verbose  # noqa: E402
 from trainer.base.run_files.job_directory import open_job_dir, outputs  # noqa: E402
 from trainer.base.settings.own_settings import refuse_missing_modules  # noqa: E402
-from trainer.base.settings.request import resolve, to_recipe  # noqa: E402
+from trainer.base.settings.request import (  # noqa: E402
+    TASK,
+    TaskOptions,
+    parse_request,
+    to_recipe,
+)
 from trainer.base.storage.staging import cache_home, preflight  # noqa: E402
 from trainer.cluster.cluster_spec import read_cluster, set_gpu_environment  # noqa: E402
 from trainer.user_code.command import command, quiet_start  # noqa: E402
@@ -24,21 +29,22 @@ def main(arguments: Sequence[str]) -> int:
     """Resolves the settings, then prints them (--print_config) or runs the job."""
     # SIGTERM acts like Ctrl-C until training begins
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    request = resolve(arguments)
-    set_verbose(request.options.verbose)
-    if request.options.print_config:
-        print(to_recipe(request.config), end="")
+    options, overrides = parse_request(TaskOptions, arguments, TASK)
+    config = overrides.config
+    set_verbose(options.verbose)
+    if options.print_config:
+        print(to_recipe(config), end="")
         return DONE
-    refuse_missing_modules(request.config)
+    refuse_missing_modules(config)
     is_chief = read_cluster().is_chief  # only the chief writes
-    preflight(request.config.inputs, outputs(request.config) if is_chief else {})
+    preflight(config.inputs, outputs(config) if is_chief else {})
     # finds mistakes before TensorFlow is loaded
-    job_dir = open_job_dir(request.config, make=is_chief)
-    set_gpu_environment(cache_home(request.config.cache_dir) / "cuda")
+    job_dir = open_job_dir(config, make=is_chief)
+    set_gpu_environment(cache_home(config.cache_dir) / "cuda")
     with quiet_start():
         from trainer.run import job  # imports TensorFlow
     command_line = [sys.executable, "-m", "trainer.task", *arguments]
-    return job.run(request.config, command_line, _BEGAN, job_dir, request.overrides.named)
+    return job.run(config, command_line, _BEGAN, job_dir, overrides.named)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from trainer.base.errors import UserError
 from trainer.base.log import hidden, start_logging
 from trainer.base.run_files.job_files import RESULT
 from trainer.base.settings.fields import coerce_all, fields_of, nearest
-from trainer.base.settings.request import LAUNCH_SETTINGS, Overrides, Request
+from trainer.base.settings.request import LAUNCH_SETTINGS, Overrides
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import local_path
 
@@ -218,7 +218,7 @@ def _overrides(keywords: Mapping[str, Value]) -> Overrides:
     """
     values = {name: value for name, value in keywords.items() if value is not None}
     overrides = Overrides.read(values)
-    _ = Request(None, overrides).config
+    _ = overrides.config
     return overrides
 
 

@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from benchmarks.gpu.part import keep, nvidia, turn
-from trainer.base.settings.request import resolve
+from trainer.base.settings.request import Overrides
 from trainer.cluster.strategy import make_replicas
 
 
@@ -11,7 +11,8 @@ from trainer.cluster.strategy import make_replicas
 def main() -> None:
     """Keeps GiB; nothing under MIG, where nvidia-smi says [N/A]."""
     before = nvidia("memory.used")
-    (device,) = make_replicas(resolve(["--recipe=wgan_gp_digits", "--replicas=1"]).config).devices
+    config = Overrides.parse(["--recipe=wgan_gp_digits", "--replicas=1"]).config
+    (device,) = make_replicas(config).devices
     with tf.device(device):
         tf.math.tanh(tf.ones(8)).numpy()
     after = nvidia("memory.used")

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from benchmarks.gpu.part import keep, nvidia, turn
 from benchmarks.runner import make_parser
-from trainer.base.settings.request import resolve
+from trainer.base.settings.request import Overrides
 from trainer.checks.on_gpus import checked
 from trainer.cluster import strategy
 from trainer.run.replica_check import compare_bits
@@ -45,9 +45,9 @@ def main() -> None:
                 "--deterministic",
                 *small,
             ]
-            keep(other_bits=compare_bits(resolve(flags).config, 2))
+            keep(other_bits=compare_bits(Overrides.parse(flags).config, 2))
         else:
-            config = resolve(
+            config = Overrides.parse(
                 ["--recipe=wgan_gp_digits", "--critic_steps=2", "--replicas=2", *small]
             ).config
             check = checked(

@@ -10,7 +10,6 @@ from typing import Any, TextIO
 from deploy.api.request import USUAL, Value, VerbRequest, call_verb, verb_usage
 from deploy.api.submit import NOTHING_SENT, new_submission, packages_of
 from deploy.base.console import printed_on, say
-from deploy.base.options import options_class
 from deploy.comparison.directory import any_begun
 from deploy.comparison.execution import ComparisonRequest, Runner, announce, run_comparison
 from deploy.comparison.runners import LocalRunner, VertexRunner
@@ -23,7 +22,7 @@ from deploy.report.html_page import write_report
 from deploy.report.measures import FIGURES, figures_of
 from deploy.tiers.tier import read_tiers
 from trainer.base.errors import DONE, UserError
-from trainer.base.settings.fields import fields_of, setting
+from trainer.base.settings.fields import fields_of, options_class, setting
 from trainer.base.storage import local_path
 
 # options of jobs that also apply to runs on this machine

@@ -4,9 +4,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TextIO
 
-from deploy.api.request import Value, call_verb, verb_usage
+from deploy.api.request import Value, verb_usage
 from deploy.base.console import printed_on
-from deploy.base.options import options_class
 from deploy.job.ledger import find_attempt, find_elsewhere, submissions
 from deploy.job.options import check_labels
 from deploy.job.sending import cancel_duplicates, look_for
@@ -25,7 +24,7 @@ from deploy.tiers.gcp_config import (
 )
 from deploy.tiers.tier import LABEL
 from trainer.base.errors import UserError
-from trainer.base.settings.fields import setting
+from trainer.base.settings.fields import options_class, read_values, setting
 
 
 def attach(
@@ -109,9 +108,7 @@ class JobsOptions:
         " folder)",
         "NAME,NAME",
     )
-    state: str = setting(
-        "", "only those in this state, as RUNNING", "STATE", read=str.upper, choices=STATES
-    )
+    state: str = setting("", "only those in this state, as RUNNING", "STATE", choices=STATES)
     labels: Mapping[str, str] = setting(
         {}, "only those with these labels, as user=ana", "KEY=VALUE,…"
     )
@@ -139,10 +136,12 @@ def jobs(
     Also cancels duplicates, second jobs that were created because a response was lost, and prints
     so on `stream`.
     """
-    request = call_verb(JobsOptions, (), {"region": region, **options}, None, JOBS)
+    values = {"region": region, **options}
+    given = {name: value for name, value in values.items() if value is not None}
+    wanted, _ = read_values(JobsOptions, given, JOBS)
     with printed_on(stream):
         statuses = list[JobStatus]()
-        for _, newest, _ in jobs_by_region(request.options):
+        for _, newest, _ in jobs_by_region(wanted):
             statuses += newest
         return statuses
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from deploy.api.request import Value, VerbRequest, call_verb, verb_usage
+from deploy.api.submit import USAGE as SUBMIT
 from deploy.api.submit import SubmitOptions, prepare_submission
 from deploy.base.console import printed_on, say, tell
-from deploy.base.options import options_class, seconds
 from deploy.job.options import JobOptions
 from deploy.job.workload import tracker_packages
 from deploy.packaging.distributions import requirements
@@ -61,7 +61,7 @@ from deploy.tiers.tier import STRATEGIES, load_tier, read_tiers, tier_names
 from trainer.base.errors import UserError
 from trainer.base.run_files.job_files import RESULT
 from trainer.base.run_files.plan_file import StepPlan, plan_key, read_plan
-from trainer.base.settings.fields import setting, setting_of
+from trainer.base.settings.fields import Seconds, options_class, setting, setting_of
 from trainer.base.settings.request import Overrides
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import expanded, make_writable
@@ -356,9 +356,7 @@ class PlanOptions:
         "TIER",
     )
     plan: str = setting("", "a plan of `python -m trainer.plan --out=FILE`", "FILE")
-    within: float | None = setting(
-        None, "name the cheapest that ends in time, as 8h or 2d", "TIME", read=seconds
-    )
+    within: Seconds | None = setting(None, "name the cheapest that ends in time, as 8h or 2d")
     budget: float | None = setting(
         None,
         "name the fastest within this cost",
@@ -442,7 +440,7 @@ def plan_by_options(
     sources = options.from_
     usd_by_tier = options.price_per_hour
     specs = read_tiers(names, options.prices, usd_by_tier)
-    config = overrides.resolve()
+    config = overrides.config
     if out:
         make_writable(out, "out")
     # The plan of a step, and what is known of runs.
@@ -554,7 +552,7 @@ def _measured(
     job_options = {name: getattr(options, name) for name in shared}
     program = flags.replace(steps=steps, report_every_steps=max(1, steps // 5), job_dir=job_dir)
     submit_options = SubmitOptions(tiers=(options.measure,), **job_options)
-    submission = prepare_submission(VerbRequest(submit_options, program, request.command))
+    submission = prepare_submission(VerbRequest(submit_options, program, SUBMIT.program))
     if dry_run:
         say(
             *submission.about,

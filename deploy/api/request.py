@@ -8,18 +8,11 @@ from os import PathLike
 from typing import Any, Generic, TypeVar
 
 from deploy.job.options import CodeOptions
-from deploy.job.script import read_script
+from deploy.job.script import Script, read_script
 from deploy.job.workload import Program
 from trainer.base.errors import UserError
-from trainer.base.settings.fields import Usage, fields_of, nearest
-from trainer.base.settings.request import (
-    NAMING,
-    Overrides,
-    Request,
-    first_values,
-    make_request,
-    parse_request,
-)
+from trainer.base.settings.fields import Usage, default_of, fields_of, read_values, write_flags
+from trainer.base.settings.request import NAMING, Overrides, first_values, parse_request
 from trainer.base.storage import expanded
 
 Options = TypeVar("Options")
@@ -49,11 +42,24 @@ _CODE = ("script", "module", "package")
 
 @dataclasses.dataclass(frozen=True)
 class VerbRequest(Generic[OptionsOfVerb]):
-    """Holds a verb's options, the training or script to run, and the shell command for it."""
+    """Holds a verb's options, the training or script to run, and the verb: the shell command
+    without arguments, as python -m deploy submit."""
 
     options: OptionsOfVerb
     program: Program
-    command: str
+    verb: str
+
+    @property
+    def command(self) -> str:
+        """Returns the shell command for the same."""
+        fields = fields_of(type(self.options))
+        options = {name: getattr(self.options, name) for name in fields if name not in ANSWERS}
+        changed = {
+            name: value for name, value in options.items() if value != default_of(fields[name])
+        }
+        flags = write_flags({**changed, **self.program.values}, fields)
+        words = self.program.words if isinstance(self.program, Script) else ()
+        return shlex.join([*self.verb.split(), *flags, *["--"] * bool(words), *words])
 
 
 def verb_usage(
@@ -80,9 +86,9 @@ def parse_verb(kind: type[Options], arguments: Sequence[str], usage: Usage) -> V
     Raises UserError for a mistake in it, SystemExit(0) for --help.
     """
     flags, words = split_words(arguments)
-    options = fields_of(kind)
-    values = first_values(flags, [name for name in _CODE if name in options])
-    if "script" not in options and first_values(flags, _CODE[:2]):
+    fields = fields_of(kind)
+    values = first_values(flags, [name for name in _CODE if name in fields])
+    if "script" not in fields and first_values(flags, _CODE[:2]):
         raise UserError(
             f"{usage.program} knows recipes: what a script needs is known once it runs: measure it"
             " by `compare l4x1 l4x4 --on=vertex --script=FILE --max_cost=5`, and bound its cost by"
@@ -90,7 +96,8 @@ def parse_verb(kind: type[Options], arguments: Sequence[str], usage: Usage) -> V
         )
     if values.keys() & {"script", "module"}:
         usage = dataclasses.replace(usage, flags="The arguments of your script follow --")
-    return _verb_request(parse_request(kind, flags, usage, _folder(values)), words, usage)
+    options, overrides = parse_request(kind, flags, usage, _folder(values))
+    return _verb_request(options, overrides, words, usage)
 
 
 def call_verb(
@@ -118,13 +125,14 @@ def call_verb(
             values[name] = value
     naming = {name: values[name] for name in NAMING if name in values}
     overrides = Overrides.read(naming, _folder(values))
-    fields = {**fields_of(kind), **overrides.functions.fields}
-    if unknown := [name for name in values if name not in fields]:
-        hint = overrides.functions.hint(unknown[0])
-        raise UserError(
-            f"unknown keyword {unknown[0]}{nearest(unknown[0], fields)} {usage.flags}{hint}"
-        )
-    return _verb_request(make_request(kind, values, usage, overrides), (), usage)
+    options, typed = read_values(
+        kind,
+        values,
+        usage,
+        overrides.functions.fields,
+        lambda name: usage.flags + overrides.functions.hint(name),
+    )
+    return _verb_request(options, dataclasses.replace(overrides, values=typed), (), usage)
 
 
 def _folder(values: Mapping[str, Any]) -> str:
@@ -133,22 +141,15 @@ def _folder(values: Mapping[str, Any]) -> str:
 
 
 def _verb_request(
-    request: Request[Options], words: Sequence[str], usage: Usage
+    options: Options, overrides: Overrides, words: Sequence[str], usage: Usage
 ) -> VerbRequest[Options]:
     """Returns the request of a verb; with a script, `words` are its arguments.
 
     Raises UserError for contradictions.
     """
-    options = request.options
-    arguments = [
-        *usage.program.split(),
-        *request.arguments(*ANSWERS),
-        *(["--", *words] if words else []),
-    ]
-    script, module = (getattr(options, name, "") for name in _CODE[:2])
-    program: Program = request.overrides
+    program: Program = overrides
     # A script has neither the checks nor the settings of a recipe.
-    if script or module:
+    if isinstance(options, CodeOptions) and (options.script or options.module):
         if getattr(options, "check", False):
             raise UserError(
                 "--check trains a recipe on the tier's GPUs, not a script: drop --check, or run it"
@@ -161,13 +162,12 @@ def _verb_request(
                 "--scaling=weak changes the batch of a recipe; that of a script is its own: leave"
                 " it out"
             )
-        assert isinstance(options, CodeOptions)
-        program = read_script(options, words, request.overrides.values)
+        program = read_script(options, words, overrides.values)
     elif words:
         raise UserError(
             "what follows -- is for a script of yours: name it by --script=FILE or --module=NAME"
         )
-    return VerbRequest(options, program, shlex.join(arguments))
+    return VerbRequest(options, program, usage.program)
 
 
 def split_words(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -9,7 +9,6 @@ from typing import Any, TextIO
 
 from deploy.api.request import USUAL, Value, VerbRequest, call_verb, verb_usage
 from deploy.base.console import printed_on, say
-from deploy.base.options import options_class
 from deploy.job.cost import cost_confirmation, format_duration, price_and_limit
 from deploy.job.fallback import SubmittedJob
 from deploy.job.job import Job
@@ -28,7 +27,7 @@ from deploy.tiers.tier import Tier, load_tier, machine_tier
 from trainer.base.errors import UserError
 from trainer.base.limit_watch import LIMITS, read_limits
 from trainer.base.run_files.job_files import GPU_CHECK
-from trainer.base.settings.fields import setting
+from trainer.base.settings.fields import options_class, setting
 
 NOTHING_SENT = (
     "nothing was sent: the same command without --dry_run checks login, bucket, data and quota, and"
@@ -227,7 +226,7 @@ def _candidates(options: SubmitOptions, program: Program, unfollowed: str) -> li
         # project.
         fitted = program
         if options.fit and not options.check and not isinstance(program, Script):
-            config = program.resolve()
+            config = program.config
             if chosen := best_memory_option(tier, plan_of(config, program), config):
                 fitted = program.replace(**{chosen.name: chosen.value})
         work = workload_on(tier, fitted)

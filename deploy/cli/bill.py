@@ -13,15 +13,15 @@ from typing import Any
 from deploy.api.jobs import JobsOptions, attach
 from deploy.api.request import verb_usage
 from deploy.base.console import say
-from deploy.base.options import options_class
 from deploy.cli.output import JSON, write_document
 from deploy.job.ledger import Attempt, attempt_label, find_attempt, find_elsewhere
+from deploy.platform.api_error import ApiError, unreadable_as_lost
 from deploy.platform.errors import api_errors, billing_errors
 from deploy.platform.rest import address, call, pages
-from deploy.platform.retries import CLOCK, ApiError, retried, unreadable_as_lost
+from deploy.platform.retries import CLOCK, retried
 from deploy.tiers.tier import LABEL
 from trainer.base.errors import DONE, UserError
-from trainer.base.settings.fields import parse_options, setting, setting_of
+from trainer.base.settings.fields import options_class, parse_options, setting, setting_of
 
 # how often, and at which interval, BigQuery is asked for the result
 _POLLS = 60

@@ -20,19 +20,19 @@ from typing import Any
 
 from deploy.api.request import verb_usage
 from deploy.base.console import say
-from deploy.base.options import options_class
 from deploy.cli.output import JSON, write_document
 from deploy.job.options import JobOptions
 from deploy.platform import buckets
+from deploy.platform.api_error import ApiError
 from deploy.platform.automatic_image import automatic_images
 from deploy.platform.errors import api_errors
 from deploy.platform.rest import Platform
-from deploy.platform.retries import CLOCK, ApiError, retried
+from deploy.platform.retries import CLOCK, retried
 from deploy.platform.vertex_api import FINAL_STATES, parse_time
 from deploy.tiers.gcp_config import GcpConfig, checked_address, needed_project
 from deploy.tiers.machine_table import load_machines
 from trainer.base.errors import DONE
-from trainer.base.settings.fields import parse_options, setting, setting_of
+from trainer.base.settings.fields import options_class, parse_options, setting, setting_of
 from trainer.base.storage.gcs import connect
 
 UNUSED_S = 30 * 24 * 3600.0

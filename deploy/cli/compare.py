@@ -5,9 +5,8 @@ from collections.abc import Sequence
 
 from deploy.api.compare import USAGE, CompareOptions, compare_by_options
 from deploy.api.request import parse_verb
-from deploy.base.options import options_class
 from deploy.cli.output import JSON, write_document
-from trainer.base.settings.fields import setting
+from trainer.base.settings.fields import options_class, setting
 
 
 @options_class

@@ -5,18 +5,17 @@ from collections.abc import Iterator, Sequence
 
 from deploy.api.request import verb_usage
 from deploy.base.console import say
-from deploy.base.options import options_class
 from deploy.cli.output import JSON, write_document
 from deploy.job.options import JobOptions
+from deploy.platform.api_error import ApiError
 from deploy.platform.errors import describe_error
 from deploy.platform.readiness import Finding, findings
 from deploy.platform.rest import Platform
-from deploy.platform.retries import ApiError
 from deploy.tiers.gcp_config import GcpConfig, read_project, read_region
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import Tier, load_tier
 from trainer.base.errors import DONE, USER_MUST_CHANGE
-from trainer.base.settings.fields import parse_options, setting, setting_of
+from trainer.base.settings.fields import options_class, parse_options, setting, setting_of
 from trainer.base.storage.login import gcloud_account
 
 USAGE = verb_usage(

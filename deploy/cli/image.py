@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deploy.api.request import verb_usage
-from deploy.base.options import options_class
 from deploy.job.options import JobOptions
 from deploy.packaging.images import BuiltImage, remember
 from deploy.packaging.packages import packages_with, write_copy
@@ -18,7 +17,7 @@ from deploy.platform.errors import JobUnknown
 from deploy.platform.gcloud_and_sdk import not_installed
 from deploy.tiers.gcp_config import read_project
 from trainer.base.errors import DONE, FAULT, UserError
-from trainer.base.settings.fields import parse_options, setting, setting_of
+from trainer.base.settings.fields import options_class, parse_options, setting, setting_of
 from trainer.base.storage.login import gcloud_environment
 
 USAGE = verb_usage(

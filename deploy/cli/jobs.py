@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from deploy.api.jobs import JOBS, JobsOptions, attach, jobs_by_region
 from deploy.api.request import verb_usage
 from deploy.base.console import agrees, say, tell
-from deploy.base.options import options_class, seconds
 from deploy.cli.output import JSON, write_document
 from deploy.job.cost import describe_run
 from deploy.job.vertex_job import VertexJob
@@ -19,7 +18,7 @@ from deploy.platform.retries import CLOCK
 from deploy.platform.vertex_api import STOPPED, JobStatus
 from deploy.tiers.tier import LABEL, PRICE_LABEL
 from trainer.base.errors import DONE, INTERRUPTED, UserError
-from trainer.base.settings.fields import parse_options, setting, setting_of
+from trainer.base.settings.fields import Seconds, options_class, parse_options, setting, setting_of
 
 
 @options_class
@@ -63,7 +62,7 @@ class LogsFlags(JobFlags):
         "only of one worker: 0 is the chief; or as Vertex AI calls it, as workerpool1-0",
         "NUMBER",
     )
-    since: float = setting(0.0, "only of the last 10m, 2h or 1d", "TIME", read=seconds)
+    since: Seconds = setting(Seconds(0), "only of the last 10m, 2h or 1d")
 
 
 @options_class

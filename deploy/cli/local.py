@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from deploy.api.request import parse_verb, verb_usage
-from deploy.base.options import options_class
 from deploy.job.options import CodeOptions
 from deploy.job.workload import ScriptRun, Training, workload_on
 from deploy.packaging.packages import user_package, write_copy
@@ -25,7 +24,7 @@ from deploy.tiers.tier import ROOT, load_tier
 from trainer.base.errors import DONE, UserError
 from trainer.base.run_files.job_directory import open_job_dir
 from trainer.base.run_files.job_files import CHECKPOINTS, mapping, read_run_info, step_of
-from trainer.base.settings.fields import setting
+from trainer.base.settings.fields import options_class, setting
 from trainer.base.settings.request import Overrides
 from trainer.base.storage import local_path, make_writable
 

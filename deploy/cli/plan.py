@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from deploy.api.plan import USAGE, PlanOptions, plan_by_options
 from deploy.api.request import parse_verb
 from deploy.base.console import say
-from deploy.base.options import options_class
 from deploy.cli.output import JSON, write_document
 from trainer.base.errors import DONE
-from trainer.base.settings.fields import setting
+from trainer.base.settings.fields import options_class, setting
 from trainer.base.storage import local_path, write_whole
 
 

@@ -8,7 +8,6 @@ from functools import partial
 
 from deploy.api.request import ANSWERS, verb_usage
 from deploy.api.submit import SubmitOptions, check_wait, describe, new_submission, submission_of
-from deploy.base.options import options_class
 from deploy.cli.output import JSON
 from deploy.cli.submit import send_and_follow
 from deploy.job.options import CodeOptions, JobOptions
@@ -27,7 +26,14 @@ from deploy.tiers.gcp_config import (
 )
 from deploy.tiers.tier import load_tier
 from trainer.base.errors import UserError
-from trainer.base.settings.fields import fields_of, flag_name, parse_options, setting, setting_of
+from trainer.base.settings.fields import (
+    fields_of,
+    flag_name,
+    options_class,
+    parse_options,
+    setting,
+    setting_of,
+)
 
 
 @options_class

@@ -15,16 +15,16 @@ from typing import Any, NamedTuple
 
 from deploy.api.request import verb_usage
 from deploy.base.console import say
-from deploy.base.options import options_class
 from deploy.cli.output import JSON, write_document
 from deploy.job.options import JobOptions
+from deploy.platform.api_error import unreadable_as_lost
 from deploy.platform.errors import billing_errors
 from deploy.platform.rest import address, call, pages
-from deploy.platform.retries import CLOCK, retried, unreadable_as_lost
+from deploy.platform.retries import CLOCK, retried
 from deploy.tiers.gcp_config import needed_region
 from deploy.tiers.machine_table import HOURS_A_MONTH, KINDS, Machine, Machines, Price, load_machines
 from trainer.base.errors import DONE, UserError
-from trainer.base.settings.fields import parse_options, setting, setting_of
+from trainer.base.settings.fields import options_class, parse_options, setting, setting_of
 from trainer.base.storage import local_path, write_whole
 
 SERVICES = {"vertex": "C7E2-9256-1C43", "compute": "6F81-5844-456A"}

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 from deploy.api.compare import CompareOptions, read_comparison
 from deploy.api.request import verb_usage
-from deploy.base.options import options_class
 from deploy.cli.output import JSON, write_document
 from deploy.comparison import tracked_runs
 from deploy.job.options import JobOptions
@@ -17,7 +16,7 @@ from deploy.report.collection import report_folder
 from deploy.report.html_page import write_report
 from deploy.tiers.gcp_config import GcpConfig, needed_project, needed_region
 from trainer.base.errors import DONE, UserError
-from trainer.base.settings.fields import parse_options, setting, setting_of
+from trainer.base.settings.fields import options_class, parse_options, setting, setting_of
 from trainer.base.storage import is_remote, local_path
 
 

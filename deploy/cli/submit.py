@@ -10,7 +10,6 @@ from typing import Any
 from deploy.api.request import parse_verb
 from deploy.api.submit import NOTHING_SENT, USAGE, SubmitOptions, prepare_submission
 from deploy.base.console import say
-from deploy.base.options import options_class
 from deploy.cli.output import JSON, write_document
 from deploy.job.fallback import SubmittedJob
 from deploy.job.sending import check_resources, upload_packages
@@ -19,7 +18,7 @@ from deploy.platform.gcloud_and_sdk import Gcloud, to_yaml
 from deploy.platform.local import on_signals
 from trainer.base.errors import DONE, INTERRUPTED, UserError
 from trainer.base.log import forget
-from trainer.base.settings.fields import setting
+from trainer.base.settings.fields import options_class, setting
 from trainer.base.storage import local_path, make_writable, write_whole
 
 

@@ -15,10 +15,11 @@ from deploy.job.ledger import UNFINISHED, Submission, sending_alone, submissions
 from deploy.job.sending import Creation, check_resources, look_for, upload_packages
 from deploy.job.vertex_job import VertexJob
 from deploy.job.watching import PrintLine, show, watch_job, with_stop_reason
+from deploy.platform.api_error import ApiError
 from deploy.platform.errors import api_errors, describe_failure, exit_code, stocked_out
 from deploy.platform.gcloud_and_sdk import BACKENDS
 from deploy.platform.model_registry import read_registration, register_run
-from deploy.platform.retries import CLOCK, ApiError, Clock, retried
+from deploy.platform.retries import CLOCK, Clock, retried
 from deploy.platform.vertex_api import STOPPED, JobStatus
 from trainer.base.errors import DONE, USER_MUST_CHANGE, PlatformFault, UserError
 

@@ -3,14 +3,13 @@
 import re
 from collections.abc import Mapping
 
-from deploy.base.options import options_class, seconds
 from deploy.packaging.credentials import refuse_secret
 from deploy.packaging.images import AUTO, INSTALL, PLAIN_IMAGE
 from deploy.packaging.sources import MOST_MB
 from deploy.platform.gcloud_and_sdk import BACKENDS
 from deploy.tiers.tier import LABEL, PRICE_LABEL
 from trainer.base.errors import UserError
-from trainer.base.settings.fields import as_text, setting
+from trainer.base.settings.fields import Seconds, as_text, options_class, setting
 
 
 def check_labels(labels: Mapping[str, str]) -> None:
@@ -119,11 +118,9 @@ class JobOptions(CodeOptions):
         False,
         "as FLEX_START, which waits for machines (--max_wait), and is cheaper",
     )
-    timeout: float | None = setting(
+    timeout: Seconds | None = setting(
         None,
         "the longest time of a job, as 6h (default: the tier's)",
-        "TIME",
-        read=seconds,
     )
     disk_gb: int | None = setting(
         None,
@@ -173,18 +170,14 @@ class JobOptions(CodeOptions):
         above=0,
         maximum=999_999,
     )
-    max_wait: float | None = setting(
+    max_wait: Seconds | None = setting(
         None,
         "the longest wait for machines, as 2h: then the job is cancelled, and the next tier or "
         "region tried; as FLEX_START the service ends the wait",
-        "TIME",
-        read=seconds,
     )
-    stop_if_idle: float = setting(
-        0.0,
+    stop_if_idle: Seconds = setting(
+        Seconds(0),
         "the job saves and ends itself when all its GPUs stay below 10 % for this time, as 30m",
-        "TIME",
-        read=seconds,
     )
     stop_if_over: float = setting(
         0.0,

@@ -25,11 +25,12 @@ from deploy.job.ledger import RECORD, Attempt, Submission, watch_hint
 from deploy.packaging.images import TO_BUILD
 from deploy.packaging.packages import Package
 from deploy.platform import buckets
+from deploy.platform.api_error import ApiError
 from deploy.platform.automatic_image import request_image
 from deploy.platform.errors import JobUnknown
 from deploy.platform.readiness import findings
 from deploy.platform.rest import Platform
-from deploy.platform.retries import TELL_S, ApiError, backoff, retried
+from deploy.platform.retries import TELL_S, backoff, retried
 from deploy.platform.vertex_api import JobStatus, console_page
 from deploy.tiers.gcp_config import GcpConfig, transfer_usd_per_gib
 from deploy.tiers.tier import LABEL, Tier
@@ -38,21 +39,6 @@ from trainer.base.storage.gcs import Conflict, NoPermission
 from trainer.base.storage.local_files import is_running
 
 OpenBackend = Callable[[str, str], Platform]  # (project, region)
-
-SHUTDOWN_WAIT_S = 900.0  # for the machines to shut down
-CANCEL_POLL_S = 5.0
-
-
-def cancel_and_wait(backend: Platform, name: str) -> JobStatus:
-    """Cancels the job and returns its status when it is over, or after SHUTDOWN_WAIT_S."""
-    clock = backend.clock
-    retried(partial(backend.cancel, name), clock)
-    began = clock.now()
-    while True:
-        status = retried(partial(backend.get, name), clock)
-        if status.over or clock.now() - began > SHUTDOWN_WAIT_S:
-            return status
-        clock.sleep(CANCEL_POLL_S)
 
 
 def originals(jobs: Sequence[JobStatus]) -> dict[str, JobStatus]:

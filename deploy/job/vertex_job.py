@@ -14,8 +14,8 @@ from typing import Any, TextIO
 
 from deploy.base.console import printed_on
 from deploy.job.ledger import Attempt, Submission
-from deploy.job.sending import cancel_and_wait, cancel_duplicate, originals
-from deploy.job.watching import PrintLine, show, watch_job, with_stop_reason
+from deploy.job.sending import cancel_duplicate, originals
+from deploy.job.watching import PrintLine, cancel_and_wait, show, watch_job, with_stop_reason
 from deploy.platform import buckets
 from deploy.platform.errors import JobUnknown, api_errors, exit_code
 from deploy.platform.rest import Platform

@@ -11,11 +11,12 @@ from functools import partial
 from deploy.base.console import say, tell
 from deploy.job.cost import describe_run, format_duration
 from deploy.job.ledger import watch_hint
-from deploy.job.sending import cancel_and_wait, cancel_duplicates
+from deploy.job.sending import cancel_duplicates
 from deploy.platform import buckets
+from deploy.platform.api_error import ApiError
 from deploy.platform.errors import JobUnknown, describe_error, describe_failure, exit_code
 from deploy.platform.rest import Platform
-from deploy.platform.retries import ApiError, Clock, retried
+from deploy.platform.retries import Clock, retried
 from deploy.platform.vertex_api import STOPPED, JobStatus, WatchLine
 from deploy.tiers.tier import LABEL
 from trainer.base.errors import FAULT, INTERRUPTED, PlatformFault, UserError, reason
@@ -32,6 +33,8 @@ from trainer.base.run_files.job_files import (
     whole,
 )
 
+SHUTDOWN_WAIT_S = 900.0  # for the machines to shut down
+CANCEL_POLL_S = 5.0
 LOG_POLL_S = 10.0
 LATE_S = 60.0  # an entry may appear in the logs this long after its timestamp
 LAST_LOGS_S = 15.0  # wait after the end for entries that have not arrived yet
@@ -303,3 +306,15 @@ def summary(entries: Sequence[StatsEntry], total_steps: int) -> str:
         if loss is not None:
             losses.append(f"{name} {loss:.4g}")
     return ", ".join(filter(None, [f"step {step:,}{share}", remaining, *losses]))
+
+
+def cancel_and_wait(backend: Platform, name: str) -> JobStatus:
+    """Cancels the job and returns its status when it is over, or after SHUTDOWN_WAIT_S."""
+    clock = backend.clock
+    retried(partial(backend.cancel, name), clock)
+    began = clock.now()
+    while True:
+        status = retried(partial(backend.get, name), clock)
+        if status.over or clock.now() - began > SHUTDOWN_WAIT_S:
+            return status
+        clock.sleep(CANCEL_POLL_S)

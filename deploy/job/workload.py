@@ -220,7 +220,7 @@ def workload_on(tier: Tier, program: Program) -> Training | ScriptRun:
     # The settings: those of the tier's file, over which the user's win.
     arguments = task_of(tier.spec["workerPoolSpecs"][0]).get("args", [])
     of_file = Overrides.parse(arguments, program.folder)
-    config = of_file.replace(**{**program.values, "expect_devices": expected}).resolve()
+    config = of_file.replace(**{**program.values, "expect_devices": expected}).config
     check_devices(tier, config)
     # What runs, in words.
     subject = str(program.values.get("recipe") or program.values.get("model") or "job")

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from deploy.platform.retries import ApiError, BrokenClientError, unreadable_as_lost
+from deploy.platform.api_error import ApiError, BrokenClientError, unreadable_as_lost
 from deploy.platform.vertex_api import STOPPED, JobStatus
 from deploy.tiers.gcp_config import GcpConfig
 from trainer.base.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError

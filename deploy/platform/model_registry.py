@@ -18,8 +18,9 @@ from typing import NamedTuple
 from deploy.base.console import say
 from deploy.packaging.images import check_image, installs, remembered
 from deploy.platform import buckets
+from deploy.platform.api_error import ApiError, unreadable_as_lost
 from deploy.platform.rest import Platform
-from deploy.platform.retries import ApiError, retried, unreadable_as_lost
+from deploy.platform.retries import retried
 from deploy.platform.vertex_api import console_page
 from deploy.tiers.gcp_config import GcpConfig, checked_address
 from trainer.base.errors import UserError

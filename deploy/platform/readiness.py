@@ -7,9 +7,9 @@ from typing import Any, Literal
 from urllib.parse import quote
 
 from deploy.platform import buckets
+from deploy.platform.api_error import ApiError
 from deploy.platform.errors import describe_error
 from deploy.platform.rest import address, call, pages
-from deploy.platform.retries import ApiError
 from deploy.tiers.gcp_config import GcpConfig, transfer_usd_per_gib
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import Tier

@@ -7,8 +7,9 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
 
+from deploy.platform.api_error import ApiError, unreadable_as_lost
 from deploy.platform.errors import converted_errors
-from deploy.platform.retries import CLOCK, ApiError, Clock, unreadable_as_lost
+from deploy.platform.retries import CLOCK, Clock
 from deploy.platform.vertex_api import CustomJob, JobStatus, WatchLine, parse_job, parse_time
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.tier import LABEL

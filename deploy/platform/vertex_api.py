@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from deploy.platform.retries import ApiError, unreadable_as_lost
+from deploy.platform.api_error import ApiError, unreadable_as_lost
 from deploy.tiers.spec_rules import machine_of
 from deploy.tiers.tier import DEFAULT_TIMEOUT_S, PRICE_LABEL, TierFacts
 from trainer.base.limit_watch import LIMITS

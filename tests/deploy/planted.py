@@ -22,7 +22,7 @@ from trainer.base.run_files.plan_file import (
     plan_key,
     write_plan,
 )
-from trainer.base.settings.request import Overrides, resolve
+from trainer.base.settings.request import Overrides
 
 EXAMPLES = 6_000
 
@@ -37,7 +37,7 @@ def planted_plan(
     virtual CPUs a step took 1 s, and 0.5 a row.
     """
     gib = 2.0**30
-    config = resolve(["--recipe=mlp_mnist", f"--precision={precision}"]).config
+    config = Overrides.parse(["--recipe=mlp_mnist", f"--precision={precision}"]).config
     lines = [LinearInRows(gib, row_gib * gib)]
     memory = Memory(
         lines, [LinearInRows(1.5 * gib, row_gib * gib / 2)], lines, 2**30, (8, 16, 32), 1.1
@@ -71,7 +71,7 @@ def planted_plan(
 
 def keep_plan(flags: Sequence[str], **numbers: float) -> None:
     """Writes such a plan where that of these settings is kept."""
-    path = kept_plan(Overrides.parse(flags).resolve())
+    path = kept_plan(Overrides.parse(flags).config)
     path.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy(planted_plan(**numbers), path)
 

@@ -29,7 +29,7 @@ from tests.docs.stand_ins import make_stand_ins
 from tests.fixtures import Capture, Patch
 from trainer import check, evaluate, generate, launch, plan, predict
 from trainer.base.settings.fields import fields_of, flag_name, parse_options
-from trainer.base.settings.request import Overrides, first_values, resolve
+from trainer.base.settings.request import Overrides, first_values, parse_request
 from trainer.data import prepare
 
 COMMANDS = documented()
@@ -180,10 +180,12 @@ def module_exists(command: Command) -> None:
 
 RULES: Mapping[str, Rule] = {
     # These only parse their flags: they train for a while, or need a trained model.
-    "trainer.task": lambda command: resolve(command.arguments),
-    "trainer.check": lambda command: check.read_check(command.arguments),
-    "trainer.launch": lambda command: ends_well(len(launch.read_launch(command.arguments)) != 2),
-    "trainer.plan": lambda command: plan.read_plan_request(command.arguments),
+    "trainer.task": lambda command: Overrides.parse(command.arguments).config,
+    "trainer.check": lambda command: parse_request(
+        check.CheckOptions, command.arguments, check.USAGE
+    ),
+    "trainer.launch": lambda command: ends_well(not launch.read_launch(command.arguments)[-1]),
+    "trainer.plan": lambda command: parse_request(plan.PlanFlags, command.arguments, plan.USAGE),
     "trainer.generate": lambda command: parse_options(
         generate.GenerateOptions, command.arguments, generate.USAGE
     ),
@@ -230,7 +232,7 @@ def test_a_documented_command_works(
     if "--help" in command.words:
         with contextlib.suppress(SystemExit):  # argparse ends the process
             (
-                resolve(command.arguments)
+                Overrides.parse(command.arguments)
                 if command.words[2] == "trainer.task"
                 else deploy([*command.words[3:]])
             )

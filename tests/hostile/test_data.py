@@ -23,7 +23,7 @@ from PIL import Image
 from tests.fixtures import Json, Patch
 from tests.fuzz import NUMBERS, at_most, damaged, examples, json_like, one_line
 from trainer.base.errors import UserError
-from trainer.base.settings.request import resolve
+from trainer.base.settings.request import Overrides
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.image_files import BadImage, decode
 from trainer.data.sources import load_dataset
@@ -36,7 +36,7 @@ HERE = "hostile_data"
 
 
 def config(path: Path, *flags: str) -> TrainConfig:
-    return resolve(
+    return Overrides.parse(
         [f"--data={path}", "--model=mlp", "--image_size=8", "--global_batch_size=2", *flags]
     ).config
 

@@ -27,7 +27,7 @@ from tests.support import refused
 from trainer.base.errors import DONE
 from trainer.base.run_files.job_directory import JobDir, open_job_dir
 from trainer.base.run_files.job_files import drop_stats_after
-from trainer.base.settings.request import resolve
+from trainer.base.settings.request import Overrides
 from trainer.base.settings.train_config import TrainConfig
 from trainer.reporting.progress import Progress
 from trainer.reporting.result import ResultWriter, refuse_hopeless_restart
@@ -42,7 +42,7 @@ from trainer.training.checkpoint import (
 
 
 def config(folder: Path, *flags: str) -> TrainConfig:
-    return resolve(
+    return Overrides.parse(
         [
             "--model=mlp",
             "--width=8",

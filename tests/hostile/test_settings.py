@@ -15,7 +15,7 @@ from deploy.tiers.spec_rules import MESSAGES
 from deploy.tiers.tier import JOB_CONFIGS, load_tier
 from tests.fixtures import Capture, Json
 from tests.fuzz import MANY, at_most, examples, like, one_line, scalars, texts, values
-from trainer.base.settings.request import resolve
+from trainer.base.settings.request import Overrides
 from trainer.base.settings.train_config import TrainConfig
 from trainer.task import main as task
 
@@ -76,14 +76,14 @@ def written(path: Path, text: str) -> str:
 @examples(60)
 @given(st.lists(_flag.filter(lambda flag: flag not in ("-h", "--help")), max_size=4))
 def test_flags(arguments: list[str]) -> None:
-    one_line(lambda: resolve(arguments))
+    one_line(lambda: Overrides.parse(arguments).config)
 
 
 @examples(40)
 @given(text=st.one_of(_recipe, _recipe, st.text(max_size=60), st.sampled_from(TEXTS)))
 def test_a_recipe(text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = written(tmp_path_factory.getbasetemp() / "recipe.yaml", text)
-    one_line(lambda: resolve([f"--recipe={path}"]))
+    one_line(lambda: Overrides.parse([f"--recipe={path}"]).config)
 
 
 @pytest.mark.hypothesis  # make test-hostile runs it too

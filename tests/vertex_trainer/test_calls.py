@@ -1,6 +1,7 @@
 """Tests that a Python call asks for what the command with the same flags asks for, here and on a
 tier."""
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ from deploy.api.compare import USAGE as COMPARE
 from deploy.api.compare import CompareOptions
 from deploy.api.plan import USAGE as PLAN
 from deploy.api.plan import PlanOptions
-from deploy.api.request import VerbRequest, call_verb, parse_verb
+from deploy.api.request import VerbRequest, call_verb, parse_verb, verb_usage
 from deploy.api.submit import USAGE as SUBMIT
 from deploy.api.submit import SubmitOptions
+from deploy.cli.local import LocalFlags
 from tests.deploy.conftest import error_of
 from tests.fixtures import Json
 from trainer.base.errors import UserError
@@ -70,9 +72,18 @@ def test_a_call_is_the_command(
     words = ["l4x1", "--seed=7", *(f"--{name}={text}" for text in texts)]
     typed = asked(lambda: parse_verb(kind, words, usage))
     if isinstance(typed, str) and "unknown flag" in typed:
-        assert "unknown keyword" in called
+        assert "unknown setting" in called
     else:
         assert called == in_settings == typed
+    if not isinstance(typed, str):  # the command that is shown asks for the same
+        again = shlex.split(typed[2])[4:]
+        assert asked(lambda: parse_verb(kind, again, usage)) == typed
+
+
+def test_the_command_of_a_rehearsal_names_its_tier() -> None:
+    words = ["l4x1", "--restarts=2", "--steps=5"]
+    request = parse_verb(LocalFlags, words, verb_usage("local", "TIER", ""))
+    assert request.command == "python -m deploy local l4x1 --restarts=2 --steps=5"
 
 
 CALLS: list[tuple[Any, Json]] = [

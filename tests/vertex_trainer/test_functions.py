@@ -155,7 +155,7 @@ def test_no_machines_here_are_looked_for_there_and_errors_are_exceptions(cloud: 
     assert repr(status) == f"<SUCCEEDED {status.display_name}: {job.name}>"
     assert "/us-east4/" in job.name
     wrong = error_of(submit, "l4x1", settings={**TINY, "spec": True}, **WHERE)
-    assert "unknown keyword spec" in wrong
+    assert "unknown setting 'spec'" in wrong
     unpriced: Any = {"machine_type": "a4-highgpu-8g", "accelerator": "NVIDIA_B200:8"}
     error = error_of(submit, settings=TINY, **WHERE, **unpriced)
     assert "the standard price of a4-highgpu-8g-x8 is not known: not submitted: give it" in error
@@ -338,13 +338,13 @@ def test_train_runs_the_process_that_the_command_is(capsys: Capture) -> None:
             "max_cost is given twice, as 20 and 400",
         ),
         (lambda: vertex_trainer.plan("-h"), "-h: flags of a function are keywords"),
-        (lambda: vertex_trainer.plan("l4x1", out="runs/plan"), "unknown keyword out"),
+        (lambda: vertex_trainer.plan("l4x1", out="runs/plan"), "unknown setting 'out'"),
         (
             lambda: vertex_trainer.compare("cpu", settings={"dry_run": True}),
-            "unknown keyword dry_run",
+            "unknown setting 'dry_run'",
         ),
         (lambda: jobs(limit=-1), "limit=-1 must be at least 1"),
-        (lambda: jobs(state="over"), "state=OVER must be one of"),
+        (lambda: jobs(state="over"), "state=over must be one of"),
         (lambda: train("mlp", job_dir=""), "job_dir is empty"),
         (
             lambda: fit("mlp", "digits", max_cost=5),

@@ -23,6 +23,7 @@ import tensorflow as tf
 from trainer.base.log import log
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import gpu_environment
+from trainer.cluster.devices import gpu_names, half_precision
 from trainer.cluster.strategy import Replicas, make_replicas
 from trainer.data.dataset import Dataset
 from trainer.data.sources import load_dataset
@@ -32,7 +33,7 @@ from trainer.invariance.layers import refresh_normalization
 from trainer.invariance.step import NotCompilable, StepContext
 from trainer.reporting.error_lines import one_line
 from trainer.reporting.progress import is_loss
-from trainer.reporting.resources import gpu_names, half_precision, peak_device_memory_gib
+from trainer.reporting.resources import peak_device_memory_gib
 from trainer.reporting.result import library_versions
 from trainer.run.replica_check import COMPARED_STEPS
 from trainer.run.training_setup import TrainingSetup, set_precision_and_seed, setup_with

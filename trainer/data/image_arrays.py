@@ -289,3 +289,13 @@ def load_npz(config: TrainConfig, path: Path) -> Dataset:
         listed = ", ".join(members[:20]) or "nothing"
         raise UserError(f"data={path}: it contains {listed}: x_train or images is required")
     return arrays_dataset(config, *arrays)
+
+
+def from_uint8(images: Any) -> Any:
+    """Converts grey levels [0, 255] to [-1, 1], in the tensor's float type."""
+    return images / 127.5 - 1.0
+
+
+def to_uint8(images: Any) -> Any:
+    """Converts [-1, 1] to uint8 grey levels, rounded to the nearest."""
+    return tf.cast(tf.clip_by_value(tf.round((images + 1.0) * 127.5), 0.0, 255.0), tf.uint8)

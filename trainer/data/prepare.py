@@ -25,10 +25,9 @@ from trainer.base.log import ProgressBar, log, set_verbose
 from trainer.base.settings.fields import (
     VERBOSE,
     Usage,
-    answer_help,
     fields_of,
-    read_flags,
-    read_options,
+    options_class,
+    parse_command,
     setting,
 )
 from trainer.base.settings.own_settings import is_named
@@ -203,7 +202,7 @@ USAGE = Usage(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@options_class
 class PrepareOptions:
     """Holds the options of `trainer.data.prepare` that are not settings of a run."""
 
@@ -217,14 +216,12 @@ class PrepareOptions:
 @command("starts anew")
 def main(arguments: Sequence[str]) -> int:
     """Prepares SRC into DST with a progress bar. Returns the exit code."""
-    fields = {**fields_of(PrepareOptions), **fields_of(TrainConfig, *_SETTINGS)}
-    answer_help(arguments, USAGE, fields.values())
-    texts = read_flags(arguments, fields)
-    options = read_options(PrepareOptions, texts, USAGE)
+    options, settings = parse_command(
+        PrepareOptions, arguments, USAGE, fields_of(TrainConfig, *_SETTINGS)
+    )
     set_verbose(options.verbose)
-    settings = {name: text for name, text in texts.items() if name in _SETTINGS}
     values = {"global_batch_size": 1, "model": "any:model", "data": options.source, **settings}
-    config = Overrides.read(values).resolve()
+    config = Overrides.read(values).config
     if address := output_address(options.destination, "DST"):
         raise UserError(
             f"DST={options.destination}: must be a local folder: prepare into one, as shards, and"

@@ -1,5 +1,4 @@
-"""Converts images between a network's range [-1, 1] and grey levels [0, 255], and arranges them in
-sample grids.
+"""Arranges generated images in sample grids.
 
 The noise of a grid depends on the seed alone, so that grids of several steps show the same images.
 """
@@ -20,16 +19,6 @@ _SAMPLES = 64  # images of a sample grid
 # A grid with one class in each row has so many columns.
 _COLUMNS = 10
 _MOST_CLASSES = 20
-
-
-def from_uint8(images: Any) -> Any:
-    """Converts grey levels [0, 255] to [-1, 1], in the tensor's float type."""
-    return images / 127.5 - 1.0
-
-
-def to_uint8(images: Any) -> Any:
-    """Converts [-1, 1] to uint8 grey levels, rounded to the nearest."""
-    return tf.cast(tf.clip_by_value(tf.round((images + 1.0) * 127.5), 0.0, 255.0), tf.uint8)
 
 
 def noise(seed: int, count: int, latent_dim: int, dtype: Any = tf.float32) -> Any:

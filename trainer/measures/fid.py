@@ -29,8 +29,9 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage.staging import stage
 from trainer.cluster.strategy import Replicas
 from trainer.data.examples import HOST, Examples
+from trainer.data.image_arrays import to_uint8
 from trainer.data.order import shuffled
-from trainer.data.sample_grids import noise, to_uint8
+from trainer.data.sample_grids import noise
 from trainer.user_code.interface import ModelInterface, UserModel
 
 Features = npt.NDArray[np.float64]  # (images, features)

@@ -28,8 +28,7 @@ from trainer.base.errors import UserError
 from trainer.base.settings.model_settings import GANConfig, WGANGPConfig
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
-from trainer.data.image_arrays import checked_labels
-from trainer.data.sample_grids import from_uint8, to_uint8
+from trainer.data.image_arrays import checked_labels, from_uint8, to_uint8
 from trainer.invariance.batch_norm import separate_groups
 from trainer.invariance.gradients import sum_and_build, update_average
 from trainer.invariance.internals import compiled_by_xla

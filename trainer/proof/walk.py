@@ -265,7 +265,7 @@ class Walk:
 
         It is None for others.
         """
-        # The names of marks are those of `trainer.run.one_of_several`.
+        # The names of marks are those of `trainer.run.traced_step`.
         operation = node.operations[0]
         if node.type == "Identity":
             mark = re.sub(r"_\d+$", "", operation.name.rpartition("/")[2])

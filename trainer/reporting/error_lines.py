@@ -10,8 +10,8 @@ import tensorflow as tf
 from trainer.base.errors import PlatformFault, UserError, shortened
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import cannot_write
+from trainer.cluster.devices import half_precision
 from trainer.cluster.strategy import Replicas
-from trainer.reporting.resources import half_precision
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from trainer.base.settings.fields import recording_reads, refuse_unused
 from trainer.base.settings.own_settings import changed_settings
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import gpu_environment
+from trainer.cluster.devices import cpu_info, gpu_names
 from trainer.cluster.strategy import Replicas, simulated_devices
 from trainer.data.examples import first_not_finite
 from trainer.invariance.gradients import keeps_averages, of_repeated_tokens, use_averages
@@ -35,7 +36,6 @@ from trainer.measures.keras_calls import answered_by_replicas
 from trainer.reporting.error_lines import is_out_of_memory, out_of_memory
 from trainer.reporting.progress import Progress
 from trainer.reporting.reporter import Reporter
-from trainer.reporting.resources import cpu_info, gpu_names
 from trainer.reporting.result import library_versions, refuse_hopeless_restart
 from trainer.run.export import export
 from trainer.run.proof import PROVED

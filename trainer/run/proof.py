@@ -19,8 +19,8 @@ from trainer.invariance.gradients import optimizers_of, reachable
 from trainer.invariance.internals import all_layers, plain_variables
 from trainer.proof.labels import MIXED, ROWS, SAME, Label, label_of_values
 from trainer.proof.walk import Different, Variable, Walk
-from trainer.run.one_of_several import REPLICAS, StepTrace, trace
-from trainer.run.one_of_several import __file__ as trace_file
+from trainer.run.traced_step import REPLICAS, StepTrace, trace
+from trainer.run.traced_step import __file__ as trace_file
 
 PROVED = "proved"
 MIXES = "mixes rows"

@@ -25,13 +25,11 @@ from trainer.base.settings.fields import (
     VERBOSE,
     Field,
     Usage,
-    answer_help,
-    coerce,
     coerce_all,
     fields_of,
     flag_name,
-    read_flags,
-    read_options,
+    options_class,
+    parse_command,
     setting,
 )
 from trainer.base.settings.own_settings import OwnSettings, functions_taking
@@ -67,7 +65,7 @@ _TRAINING_ONLY = (
 )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@options_class
 class RunOptions:
     """Holds the options that every command on a run has."""
 
@@ -102,7 +100,7 @@ class RequestedRun:
 
         Raises UserError if they are damaged.
         """
-        return _resolve(self._values({}))
+        return self._overrides({}).config
 
     @cached_property
     def config(self) -> TrainConfig:
@@ -110,14 +108,12 @@ class RequestedRun:
 
         Raises UserError for a wrong flag.
         """
-        flags = dict(self.flags)
-        replicas = coerce(_FIELDS["replicas"], flags.pop("replicas", 0))
-        stored = self._values(flags)
+        flags = {name: value for name, value in self.flags.items() if name != "replicas"}
         if self.has_other_data:
-            stored["evaluation_fraction"] = 0.0
-        config = _resolve({**stored, **flags})
+            flags["evaluation_fraction"] = 0.0
         # Replicas are set last, as the run's batch need not divide by them.
-        return dataclasses.replace(config, replicas=replicas)
+        replicas = self.flags.get("replicas", 0)
+        return dataclasses.replace(self._overrides(flags).config, replicas=replicas)
 
     @cached_property
     def model_config(self) -> TrainConfig:
@@ -127,7 +123,7 @@ class RequestedRun:
         was trained with.
         """
         names = self.flags.keys() - {*_OVERRIDABLE}
-        stored = self._values(self.flags) if names else {}
+        stored = self._overrides(self.flags).recipe if names else {}
         return dataclasses.replace(
             self.config, **{name: stored[name] for name in names if name in stored}
         )
@@ -136,11 +132,12 @@ class RequestedRun:
         """Makes errors within the block name the run's address instead of its local copy."""
         return naming(self.folder, parse(self.name, "run"))
 
-    def _values(self, flags: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the run's settings for its model and data, or for the data that `flags` name.
+    def _overrides(self, flags: Mapping[str, Any]) -> Overrides:
+        """Returns flags over the run's settings for its model and data, or for the data that the
+        flags name.
 
-        Settings of its callbacks, and of data that `flags` replace, are left out. Raises UserError
-        for other unknown settings and for damaged values.
+        Settings of its callbacks, and of data that the flags replace, are left out. Raises
+        UserError for other unknown settings and for damaged values.
         """
         config = mapping(self.info, "config")
         if str(config.get("model")).endswith(".py"):
@@ -153,7 +150,8 @@ class RequestedRun:
         stored = functions.without_others(stored)
         if flags or config.get("callbacks"):
             stored = {name: value for name, value in stored.items() if name in functions.fields}
-        return coerce_all(functions.fields, stored, f"{self.name}/{RUN_INFO}")
+        typed = coerce_all(functions.fields, stored, f"{self.name}/{RUN_INFO}")
+        return Overrides({**flags, "jit_compile": "false"}, typed, functions)
 
 
 def read_request(kind: type[RunOptions], arguments: Sequence[str], usage: Usage) -> RequestedRun:
@@ -161,15 +159,13 @@ def read_request(kind: type[RunOptions], arguments: Sequence[str], usage: Usage)
 
     Raises UserError for a mistake, or a damaged run.json.
     """
-    fields = fields_of(kind)
-    known = {**fields, **{name: _as_of_run(name) for name in _OVERRIDABLE}}
-    answer_help(arguments, usage, known.values())
+    of_run = {name: _as_of_run(name) for name in _OVERRIDABLE}
 
     # The run's data function may have settings, which are flags too: they are not known before
     # run.json is read.
-    words = [word for word in arguments if not flag_name(word) or flag_name(word) in known]
-    texts = read_flags(words, known)
-    options = read_options(kind, texts, usage)
+    known = {"", "help", "version", *fields_of(kind), *of_run}
+    words = [word for word in arguments if flag_name(word) in known]
+    options, flags = parse_command(kind, words, usage, of_run)
     checkpoint = options.checkpoint
     is_step = checkpoint.isdecimal() and len(checkpoint) < 12
     if not is_step and checkpoint not in ("", NEWEST, BEST):
@@ -187,7 +183,7 @@ def read_request(kind: type[RunOptions], arguments: Sequence[str], usage: Usage)
             template = path.startswith(f"{MODEL}/") and path.endswith(templates)
             return path == RUN_INFO or template or bool(checkpoint and path.startswith(steps))
 
-        folder = Staged(address, "run", texts.get("cache_dir", "")).fetch(is_needed)
+        folder = Staged(address, "run", flags.get("cache_dir", "")).fetch(is_needed)
     with naming(folder, address):
         info, problem = read_run_info(folder)
     if problem or not mapping(info, "config"):
@@ -197,19 +193,17 @@ def read_request(kind: type[RunOptions], arguments: Sequence[str], usage: Usage)
         )
 
     # Now the flags that the data's function takes are known, and all are read again.
-    functions = OwnSettings({**_known_settings(mapping(info, "config")), **texts})
+    functions = OwnSettings({**_known_settings(mapping(info, "config")), **flags})
     own = functions.fields.items()
     of_data = {name: field for name, field in own if "data" in functions_taking(field)}
-    if twice := of_data.keys() & known.keys():
-        name = min(twice)
-        raise UserError(
-            f"--{name} is a flag of `{usage.program}` and a setting of your own: rename the setting"
-        )
-    texts = read_flags(
-        arguments, {**known, **of_data}, lambda name: ALL_FLAGS + functions.hint(name)
+    options, flags = parse_command(
+        kind,
+        arguments,
+        usage,
+        {**of_run, **of_data},
+        lambda name: ALL_FLAGS + functions.hint(name),
     )
-    settings = {name: text for name, text in texts.items() if name not in fields}
-    return RequestedRun(options.run, folder, dict(info), settings, options)
+    return RequestedRun(options.run, folder, dict(info), flags, options)
 
 
 def _as_of_run(name: str) -> Field:
@@ -228,11 +222,3 @@ def _known_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     Some of those may not exist on this machine.
     """
     return {name: value for name, value in config.items() if name not in _TRAINING_ONLY}
-
-
-def _resolve(values: Mapping[str, Any]) -> TrainConfig:
-    """Resolves a run's settings for a command that does not train.
-
-    Raises UserError for contradictions.
-    """
-    return Overrides.read({**values, "jit_compile": "false"}).resolve()

@@ -17,10 +17,10 @@ from trainer.base.run_files.goodput import COMPILATION, EVENTS, INPUT, OTHER, SA
 from trainer.base.run_files.job_files import Result, Scalars
 from trainer.base.settings.own_settings import has_own_code
 from trainer.base.settings.rules import check_known
+from trainer.cluster.devices import fast_precision
 from trainer.measures.evaluation import Evaluation, evaluation
 from trainer.measures.fid import Fid
 from trainer.reporting.progress import Progress, StepLogs, WorkerWaits
-from trainer.reporting.resources import fast_precision
 from trainer.run.rehearsal import rehearse
 from trainer.run.run_state import RunState, SavedState
 from trainer.run.start import StartedJob
@@ -33,8 +33,9 @@ from trainer.training.callbacks import (
     stop_reason,
 )
 from trainer.training.checkpoint import Checkpoints, digest_of, snapshot, variables_of
-from trainer.training.loop import CallSize, Control, Hook, Interrupted, StepProfile, TrainingLoop
+from trainer.training.loop import CallSize, Control, Hook, Interrupted, TrainingLoop
 from trainer.training.signals import StopRequest
+from trainer.training.step_profile import StepProfile
 from trainer.user_code.interface import ModelInterface
 
 TIMED_STEPS = 20  # of which it is known how long a step takes

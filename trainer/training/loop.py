@@ -2,7 +2,7 @@
 up to the next hook.
 
 Between calls all workers agree, by signals, a budget and the clock, whether to stop early and
-whether to save. A range of steps can be profiled, for TensorBoard.
+whether to save.
 """
 
 import math
@@ -10,15 +10,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import keras
-import tensorflow as tf
 from keras.callbacks import CallbackList
 
 from trainer.base.errors import NotFinite
-from trainer.base.log import log
 from trainer.cluster.strategy import Replicas
 from trainer.reporting.progress import Progress, StepLogs
 from trainer.training.signals import StopRequest
@@ -217,65 +214,3 @@ class TrainingLoop:
                     self.progress.total_steps = self.progress.step
                 if hook.due(self.progress):
                     hook.act(self.progress)
-
-
-# Records operations and kernels, but no Python calls: the loop makes few.
-OPTIONS = tf.profiler.experimental.ProfilerOptions(
-    host_tracer_level=2, python_tracer_level=0, device_tracer_level=1
-)
-
-
-@dataclass
-class StepProfile:
-    """Profiles `steps` (the first of a run is 1) on each worker that has a folder for `logs`.
-
-    Every worker must use its `cuts`, so that all of them have the same calls.
-    """
-
-    steps: range
-    logs: Path | None
-    progress: Progress
-    _runs: bool = False
-
-    @property
-    def cuts(self) -> Hook:
-        """Returns the hook that ends calls before and after the profiled steps."""
-        ends = (self.steps.start - 1, self.steps.stop - 1)
-        return Hook(0, lambda progress: None, at_end=False, cuts=ends)
-
-    def before_call(self) -> None:
-        """Starts the profile if the next call begins with its first step."""
-        step = self.progress.step
-        if not self.logs or self._runs or step + 1 not in self.steps:
-            return
-        if self.progress.first_call_ended is None:
-            log.warning(
-                f"profile_steps: the run starts at step {step:,}, and its first call is not"
-                " profiled: take later steps"
-            )
-        elif step + 1 == self.steps.start:
-            try:
-                tf.profiler.experimental.start(str(self.logs), options=OPTIONS)
-                self._runs = True
-            except tf.errors.OpError as error:
-                log.warning(f"profile_steps: TensorFlow's profiler cannot start: {error.message}")
-
-    def after_call(self) -> None:
-        """Ends the profile, if it runs, after its last step."""
-        if self.progress.step >= self.steps.stop - 1:
-            self.close()
-
-    def close(self) -> None:
-        """Ends the profile, if it runs.
-
-        A run that is stopped within its steps has fewer of them.
-        """
-        if not self._runs:
-            return
-        self._runs = False
-        try:
-            tf.profiler.experimental.stop()
-        except tf.errors.OpError as error:
-            log.warning(
-                f"profile_steps: TensorFlow's profiler cannot write its file: {error.message}"
-            )

@@ -117,7 +117,7 @@ def test_jobs_are_listed_region_by_region_with_machine_labels_progress_and_money
     assert none == "no jobs of this package in us-east4"
     assert expired.endswith(f"{waited['name']}: it got no machines while it waited (--max_wait)")
     for flag, names in (
-        ("--state=running", ["x"]),
+        ("--state=RUNNING", ["x"]),
         ("--limit=1", ["x"]),
         ("--labels=user=ana", ["demo"]),
         ("--labels=a=", []),

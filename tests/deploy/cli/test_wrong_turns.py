@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from deploy.platform.api_error import ApiError
 from deploy.platform.errors import describe_error, gcloud_error
-from deploy.platform.retries import ApiError
 from deploy.tiers.gcp_config import GcpConfig
 from tests.deploy.conftest import BY_SDK, WHERE, Command
 from tests.deploy.emulator import Emulator, Fault

@@ -33,7 +33,7 @@ from tests.deploy.conftest import Capture, error_of, run, start_of, variables_of
 from tests.deploy.emulator import Emulator
 from tests.fixtures import Json, Patch
 from trainer.base.errors import UserError
-from trainer.base.settings.request import Overrides, resolve
+from trainer.base.settings.request import Overrides
 from trainer.base.settings.train_config import DATA_KINDS
 from trainer.data import sources
 
@@ -240,7 +240,7 @@ def test_a_recipe_file_goes_along_as_flags_and_flags_win(tmp_path: Path) -> None
     made = job("cpu", f"--recipe={recipe}", "--steps=7", "--image_size=12", "--skip_bad_images")
     arguments = task(made)["args"]
     assert not any("recipe" in argument or "epochs" in argument for argument in arguments)
-    there = resolve(arguments).config
+    there = Overrides.parse(arguments).config
     here = made.workload.config
     assert there.model == "mlp"
     assert there.image_size == 12

@@ -6,9 +6,10 @@ import pytest
 from deploy.job.ledger import Submission
 from deploy.job.sending import Creation
 from deploy.platform import buckets
+from deploy.platform.api_error import ApiError
 from deploy.platform.errors import gcloud_error, lost_response
 from deploy.platform.gcloud_and_sdk import BACKENDS
-from deploy.platform.retries import CLOCK, ApiError
+from deploy.platform.retries import CLOCK
 from tests.deploy.conftest import needs_gcloud
 from tests.deploy.emulator import Emulator
 from tests.deploy.job.test_job import job

@@ -118,10 +118,10 @@ def test_a_damaged_plan_stops_no_job_and_is_made_again(
 ) -> None:
     keep()
     overrides = Overrides.parse(TRAINED)
-    kept_plan(overrides.resolve()).write_text(damage)
+    kept_plan(overrides.config).write_text(damage)
     assert "l4x1: whether it fits the memory is not known: --plan measures it" in typed(*L4)
     monkeypatch.setattr(cached_plans, "run_program", lambda *words: keep(row_gib=0.3))
-    assert cached_plans.plan_of(overrides.resolve(), overrides).examples
+    assert cached_plans.plan_of(overrides.config, overrides).examples
     assert "l4x1: warning: may not fit the memory: " in typed(*L4)
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from deploy.platform import buckets
+from deploy.platform.api_error import ApiError
 from deploy.platform.errors import describe_error
 from deploy.platform.gcloud_and_sdk import Gcloud
 from deploy.platform.rest import Platform
-from deploy.platform.retries import ApiError
 from deploy.platform.vertex_api import CustomJob
 from deploy.tiers.gcp_config import GcpConfig
 from tests.deploy.conftest import is_alive, stand_in

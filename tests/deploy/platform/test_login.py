@@ -15,10 +15,10 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from google.auth.exceptions import DefaultCredentialsError
 
 from deploy.platform import buckets
+from deploy.platform.api_error import ApiError
 from deploy.platform.errors import describe_error
 from deploy.platform.gcloud_and_sdk import Gcloud, Sdk
 from deploy.platform.rest import Platform
-from deploy.platform.retries import ApiError
 from deploy.tiers.gcp_config import GcpConfig
 from tests.deploy.conftest import Command, FlyingClock, needs_gcloud, run, stand_in
 from tests.deploy.emulator import Emulator

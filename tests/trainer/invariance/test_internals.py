@@ -49,7 +49,7 @@ from trainer.invariance import internals
 from trainer.invariance.gradients import all_reduce_sum, sum_first, use_averages
 from trainer.invariance.losses import reduce_over_replicas
 from trainer.models.optimizers import StepSchedule
-from trainer.run.one_of_several import OneOfSeveral
+from trainer.run.traced_step import OneOfSeveral
 from trainer.training.step_operations import flops_of
 
 FILES = sorted((ROOT / "trainer").rglob("*.py"))

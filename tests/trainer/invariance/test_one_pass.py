@@ -12,7 +12,7 @@ import tensorflow as tf
 from tests.fixtures import SLOW, Patch, parametrize
 from tests.step_memory import counted
 from tests.support import largest_difference, run_steps, slow, small
-from trainer.data.sample_grids import from_uint8
+from trainer.data.image_arrays import from_uint8
 from trainer.invariance.step import current_step
 from trainer.models.dcgan import DCGAN, _cross_entropy
 from trainer.models.gan import GAN, Generated, images_of

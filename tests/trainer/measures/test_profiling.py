@@ -6,7 +6,6 @@ import tensorflow as tf
 
 from tests.fixtures import Log, parametrize
 from tests.support import refused, resolved, run_job
-from trainer.base.settings.request import resolve
 from trainer.invariance.internals import parse_profile
 
 BATCHES = 24  # of an epoch
@@ -91,4 +90,4 @@ def test_another_profiler_that_runs_is_left_alone(tmp_path: Path, caplog: Log) -
 )
 def test_steps_that_cannot_be_profiled_are_refused(steps: str, line: str) -> None:
     with refused(line):
-        resolve(["--recipe=wgan_gp_digits", "--steps=20", f"--profile_steps={steps}"])
+        resolved("--recipe=wgan_gp_digits", "--steps=20", f"--profile_steps={steps}")

@@ -13,10 +13,9 @@ from benchmarks.plan_memory import CASES, tried
 from deploy.__main__ import main
 from tests.drill import read
 from tests.fixtures import SLOW, Capture, Patch, parametrize
-from tests.support import small
+from tests.support import resolved, small
 from tests.workers import python
 from trainer.base.run_files.plan_file import read_plan
-from trainer.base.settings.request import resolve
 from trainer.data.sources import load_dataset
 from trainer.invariance.internals import uses_onednn
 from trainer.planning.planner import MeasuredStep
@@ -25,7 +24,7 @@ from trainer.training.step_operations import operations
 
 @parametrize("case", CASES)
 def test_the_settings_of_each_case_of_the_benchmark_hold(case: str) -> None:
-    resolve(CASES[case])  # raises where a model and its data contradict each other
+    resolved(*CASES[case])  # raises where a model and its data contradict each other
 
 
 @SLOW

@@ -16,7 +16,8 @@ from trainer.base.log import log, start_logging
 from trainer.base.run_files.job_directory import JobDir
 from trainer.base.run_files.job_files import append_stats, drop_stats_after
 from trainer.base.settings.train_config import TrainConfig
-from trainer.data.sample_grids import encode_png, grid, to_uint8
+from trainer.data.image_arrays import to_uint8
+from trainer.data.sample_grids import encode_png, grid
 from trainer.reporting.progress import Progress, RunningMeans, StepLogs
 from trainer.reporting.reporter import EventFiles, Reporter, TuningMetric, fitting_line, status_line
 from trainer.reporting.resources import Gpus

@@ -24,10 +24,10 @@ from tests.support import run_job as run
 from trainer.base.errors import DONE, INTERRUPTED
 from trainer.base.settings.model_settings import MODELS
 from trainer.base.settings.train_config import TrainConfig
+from trainer.cluster import devices
+from trainer.cluster.devices import cpu_info, fast_precision, half_precision
 from trainer.cluster.strategy import make_replicas
-from trainer.reporting import resources
 from trainer.reporting.error_lines import is_out_of_memory, out_of_memory
-from trainer.reporting.resources import cpu_info, fast_precision, half_precision
 from trainer.reporting.result import library_versions
 from trainer.run import job, training_run
 from trainer.run.start import StartedJob
@@ -312,8 +312,8 @@ def test_a_processor_with_units_for_bfloat16_is_known(
 ) -> None:
     file = tmp_path / "cpuinfo"
     file.write_text(f"model name\t: one of 2026\nflags\t\t: fpu {units}\nbugs\t\t: none\n")
-    monkeypatch.setattr(resources, "CPU_INFO", file)
-    monkeypatch.setattr(resources, "uses_onednn", lambda: onednn)
+    monkeypatch.setattr(devices, "CPU_INFO", file)
+    monkeypatch.setattr(devices, "uses_onednn", lambda: onednn)
     assert fast_precision(on_gpus=False) == fast
     assert (cpu_info("model name"), cpu_info("none")) == ("one of 2026", "")
 

@@ -4,6 +4,7 @@ line."""
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +67,10 @@ def by_keras(run: Path, checkpoint: str = "") -> tuple[dict[str, float], dict[st
     """Returns what Keras's evaluate and predict, the outputs by name, give on one device, in
     batches of 6."""
     stored: dict[str, Any] = read(run / "run.json")["config"]
-    config = Overrides.read(
+    overrides = Overrides.read(
         {name: value for name, value in stored.items() if value not in (None, "")}
-    ).resolve()
+    )
+    config = replace(overrides, values={}, recipe=overrides.values).config
     setup = build_setup(config, make_replicas(config))
     model = setup.model
     saved = saved_model(run)

@@ -510,7 +510,7 @@ def test_rows_of_a_file_are_answered_as_by_a_server(
 ) -> None:
     """Lines that cannot be read are named; the same command again goes on after the parts that are
     there."""
-    monkeypatch.setattr("trainer.run.served_model.PART_ROWS", 10)
+    monkeypatch.setattr("trainer.run.prediction_files.PART_ROWS", 10)
     lines = [json.dumps(row.tolist()) for row in images(25)]
     lines[3] = "{"
     lines[12] = "[[1]]"

@@ -33,7 +33,7 @@ from trainer.training.checkpoint import (
     snapshot,
     variables_of,
 )
-from trainer.training.loop import OPTIONS
+from trainer.training.step_profile import OPTIONS
 from trainer.training.xla_choice import XlaChoice, choose, failure_of
 
 STEPS = 3

@@ -17,10 +17,10 @@ import math
 import operator
 import os
 import re
-import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType, UnionType
 from typing import Any, TypeVar
 
 import trainer
@@ -30,10 +30,22 @@ BOOLEAN_WORDS = {
     **dict.fromkeys(("true", "yes", "on", "1"), True),
     **dict.fromkeys(("false", "no", "off", "0"), False),
 }
+_LARGEST = 2**31  # whole numbers are smaller: they end up in int32
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+class Seconds(float):
+    """Represents a time; its text has a unit, as 7200s, and so has one that is read, as 2h."""
+
+    def __str__(self) -> str:
+        return f"{float(self):.10g}s"
+
+
 # type -> its name in messages, and what --help shows for a value
 _TYPES = {
-    int: ("a whole number", "INT"),
+    int: (f"a whole number below {_LARGEST:,}", "INT"),
     float: ("a number", "NUMBER"),
+    Seconds: ("a time of up to 30 days with its unit, as 30m, 2h or 1d", "TIME"),
     bool: ("true or false", "BOOL"),
     str: ("text without control characters", "TEXT"),
     tuple: ("one or several names, separated by commas", "NAME,…"),
@@ -44,7 +56,6 @@ _LIMITS = {
     "above": ("above", operator.gt),
     "maximum": ("at most", operator.le),
 }
-_LARGEST = 2**31  # whole numbers are smaller: they end up in int32
 _CLOSE = 0.6  # similarity by difflib from which a name is suggested in place of another
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
@@ -61,10 +72,9 @@ class Setting:
     units", minimum=1)]`.
 
     above: an exclusive minimum; reads: whether it may name a file, which a job must then be able to
-        read. Settings of this package also have group: the place in --help; read: a function that
-        converts its text, and raises ValueError with the rule; positional: whether it is an
-        argument without a flag; repeated: whether its flag may be given several times, a value
-        each; once: whether a second, other value is refused instead of replacing the first;
+        read. Settings of this package also have group: the place in --help; positional: whether it
+        is an argument without a flag; repeated: whether its flag may be given several times, a
+        value each; once: whether a second, other value is refused instead of replacing the first;
         may_be_empty: whether an empty text is a value, which replaces that of a recipe; used_with:
         the setting without which it has no effect; used_by: why nothing uses it in some runs, and
         where its value comes from then.
@@ -79,13 +89,18 @@ class Setting:
     reads: bool = False
     group: str = ""
     metavar: str = ""
-    read: Callable[[str], Any] | None = None
     positional: bool = False
     repeated: bool = False
     once: bool = False
     may_be_empty: bool = False
     used_with: str = ""
     used_by: str = ""
+
+
+@typing.dataclass_transform(frozen_default=True, kw_only_default=True)
+def options_class(kind: type[Options]) -> type[Options]:
+    """Makes a class whose fields are options a frozen dataclass of keywords."""
+    return dataclass(frozen=True, kw_only=True)(kind)
 
 
 def setting(
@@ -127,17 +142,18 @@ VERBOSE = setting(
 def nearest(name: str, known: Iterable[str]) -> str:
     """Returns `; did you mean 'x'?` for the most similar known name, or a full stop if none is
     similar."""
-    ratios = {}
-    for candidate in known:
-        ratios[candidate] = difflib.SequenceMatcher(None, candidate, name).ratio()
-    closest = max(ratios, key=ratios.__getitem__, default="")
-    return f"; did you mean '{closest}'?" if ratios.get(closest, 0.0) >= _CLOSE else "."
+
+    def similarity(candidate: str) -> float:
+        return difflib.SequenceMatcher(None, candidate, name).ratio()
+
+    closest = max(known, key=similarity, default="")
+    return f"; did you mean '{closest}'?" if closest and similarity(closest) >= _CLOSE else "."
 
 
 def value_type(field: Field) -> tuple[type, bool]:
     """Returns the type of a field, a key of _TYPES, and whether it is optional (`X | None`)."""
     kind = field.type
-    optional = isinstance(kind, types.UnionType)
+    optional = isinstance(kind, UnionType)
     if optional:
         kind = next(part for part in typing.get_args(kind) if part is not type(None))
     origin = typing.get_origin(kind)
@@ -176,14 +192,10 @@ def coerce(field: Field, value: Any) -> Any:
         result = result if kind is bool else as_text(result)
     else:
         try:
-            read = rules["read"]
-            result = read(as_text(value)) if read else _converted(field, kind, value)
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            result = _converted(field, kind, value)
+        except (TypeError, ValueError, OverflowError):
             form = f", written as {rules['metavar']}" if rules["metavar"] and kind is dict else ""
-            rule = str(error) if rules["read"] else f"must be {_TYPES[kind][0]}{form}"
-            raise UserError(f"{name}={value!r} {rule}") from None
-    if kind is int and abs(result) >= _LARGEST:
-        raise UserError(f"{name}={value} must be below {_LARGEST:,}")
+            raise UserError(f"{name}={value!r} must be {_TYPES[kind][0]}{form}") from None
     choices = [as_text(choice) for choice in rules["choices"]]
     unit = f" {rules['unit']}" if rules["unit"] not in ("", name) else ""
     parts = [*result.values()] if kind is dict else result if kind is tuple else [result]
@@ -200,31 +212,25 @@ def coerce(field: Field, value: Any) -> Any:
 def _converted(field: Field, kind: type, value: Any) -> Any:
     """Returns a value converted to the type of its field; raises an error of conversion if it is
     none of that type."""
-    parts = typing.get_args(field.type)
-    if kind is tuple:
-        texts = [value] if isinstance(value, str) and field.metadata["repeated"] else _split(value)
-        return tuple(_scalar(str, text) for text in texts)
-    if kind is dict:
-        sign = ":" if parts[0] is int else "="
-        items: Collection[Any]
-        if isinstance(value, Mapping):
-            items = value.items()
-        else:
-            items = [str(pair).split(sign, 1) for pair in _split(value)]
-        converted = {_scalar(parts[0], key): _scalar(parts[1], part) for key, part in items}
-        if len(converted) < len(items) or "" in converted:
-            raise ValueError
-        return converted
-    return _scalar(kind, value)
-
-
-def _split(value: Any) -> Sequence[Any]:
-    """Returns the parts of a text that commas separate, or the items of a list."""
+    if kind not in (tuple, dict):
+        return _scalar(kind, value)
+    # The items of a list, or the parts of a text that commas separate.
+    parts = value
     if isinstance(value, str):
-        return [part.strip() for part in value.split(",") if part.strip()]
-    if not isinstance(value, (list, tuple)):
+        whole = kind is tuple and field.metadata["repeated"]
+        parts = [value] if whole else [*filter(None, map(str.strip, value.split(",")))]
+    elif not isinstance(value, (list, tuple, Mapping)):
         raise TypeError
-    return value
+    if kind is tuple:
+        return tuple(_scalar(str, part) for part in parts)
+    of_key, of_value = typing.get_args(field.type)
+    pairs = parts
+    if not isinstance(parts, Mapping):
+        pairs = [str(part).split(":" if of_key is int else "=", 1) for part in parts]
+    converted = {_scalar(of_key, key): _scalar(of_value, part) for key, part in dict(pairs).items()}
+    if len(converted) < len(pairs) or "" in converted:
+        raise ValueError
+    return converted
 
 
 def _scalar(kind: type, value: Any) -> Any:
@@ -235,22 +241,36 @@ def _scalar(kind: type, value: Any) -> Any:
         return text
     if isinstance(value, bool) or kind is bool:
         raise ValueError
-    number = float(value)
-    if not math.isfinite(number) or (kind is int and not number.is_integer()):
-        raise ValueError
+    if kind is Seconds:
+        match = re.fullmatch(r"(\d{1,8}(?:\.\d{1,3})?)([smhd])", as_text(value))
+        number = float(match[1]) * _UNITS[match[2]] if match else 0.0
+        if not 1 <= number <= 30 * _UNITS["d"]:
+            raise ValueError
+    else:
+        number = float(value)
+        whole = number.is_integer() and abs(number) < _LARGEST
+        if not math.isfinite(number) or (kind is int and not whole):
+            raise ValueError
     return kind(number)
 
 
-def coerce_all(fields: Mapping[str, Field], values: Values, origin: str = "") -> dict[str, Any]:
+def coerce_all(
+    fields: Mapping[str, Field],
+    values: Values,
+    origin: str = "",
+    about_unknown: Callable[[str], str] = lambda name: "",
+) -> dict[str, Any]:
     """Returns values as the types of their fields.
 
-    Raises UserError, naming `origin`, a file, if one does not fit.
+    Raises UserError, naming `origin`, a file, if one does not fit. about_unknown: returns what else
+        to say of an unknown one.
     """
     result = {}
     for key, value in values.items():
         try:
             if key not in fields:
-                raise UserError(f"unknown setting '{key}'{nearest(str(key), fields)}")
+                line = f"unknown setting '{key}'{nearest(str(key), fields)} {about_unknown(key)}"
+                raise UserError(line.strip())
             result[key] = coerce(fields[key], value)
         except UserError as error:
             raise UserError(f"{origin}: {error}" if origin else str(error)) from None
@@ -280,9 +300,7 @@ def write_flags(values: Values, fields: Mapping[str, Field] | None = None) -> li
         parts = [value]
         if rules.get("repeated") and isinstance(value, Mapping):
             parts = [{key: part} for key, part in value.items()]
-        elif (rules.get("repeated") or rules.get("positional")) and isinstance(
-            value, (list, tuple)
-        ):
+        elif isinstance(value, tuple) and (rules.get("repeated") or rules.get("positional")):
             parts = [*value]
         if rules.get("positional"):
             arguments += map(as_text, parts)
@@ -308,31 +326,31 @@ def read_flags(
     about_unknown: returns where the flags are listed, and what else to say of an unknown one.
         Raises UserError for anything else than these flags.
     """
+    positional = [field for field in fields.values() if field.metadata["positional"]]
+    # by flag: a name that Python reserves, such as from_, has none of its `_`
+    flags = {
+        name.removesuffix("_"): field for name, field in fields.items() if field not in positional
+    }
     texts: dict[str, Any] = {}
     bare: list[str] = []
-    waiting = list(words)
+    waiting = [*words]
     while waiting:
         word = waiting.pop(0)
         if not word.startswith("-"):
             bare.append(word)
             continue
-        # The field that the flag names; --no_NAME is NAME=false.
         flag, equals, text = word.partition("=")
         name = flag_name(word)
         if not name:
             raise UserError(f"{word!r} is not a flag: write --name=value")
+        # --no_NAME is NAME=false
         switch = name.removeprefix("no_")
-        if name not in fields and switch in fields and is_switch(fields[switch]):
-            name = switch
-            equals = "="
-            text = "false"
-        # a name that Python reserves, such as from_
-        name = f"{name}_" if f"{name}_" in fields else name
-        field = fields.get(name)
-        if field is None or field.metadata["positional"]:
-            keys = [key for key in fields if not fields[key].metadata["positional"]]
-            flags = [key.removesuffix("_") for key in keys]
+        if name not in flags and switch in flags and is_switch(flags[switch]):
+            texts[flags[switch].name] = "false"
+            continue
+        if name not in flags:
             raise UserError(f"unknown flag --{name}{nearest(name, flags)} {about_unknown(name)}")
+        field = flags[name]
         # Its text: what follows, unless the flag may stand alone.
         if not equals:
             following = waiting[0].lower() if waiting else "--"
@@ -346,13 +364,11 @@ def read_flags(
                 text = "true"
         if field.metadata["once"] and texts.get(name, text) != text:
             raise UserError(f"{name} is given twice, as {texts[name]} and {text}: give it once")
-        if field.metadata["repeated"]:
-            texts.setdefault(name, []).append(text)
-        else:
-            texts[name] = text
+        earlier = texts.get(field.name, [])
+        texts[field.name] = [*earlier, text] if field.metadata["repeated"] else text
     # Words without a flag are those of the positional fields, in their order.
-    for field in fields.values():
-        if field.metadata["positional"] and bare:
+    for field in positional:
+        if bare:
             several = value_type(field)[0] is tuple
             texts[field.name] = bare if several else bare[0]
             bare = [] if several else bare[1:]
@@ -379,22 +395,25 @@ class Usage:
     flags: str = ALL_FLAGS
 
 
-def answer_help(words: Sequence[str], usage: Usage, fields: Iterable[Field]) -> None:
-    """Prints the help or the version, and raises SystemExit(0), if the words ask for it."""
+def answer_help(
+    words: Sequence[str], usage: Usage, fields: Iterable[Field], own: Collection[str] = ()
+) -> None:
+    """Prints the help or the version, and raises SystemExit(0), if the words ask for it.
+
+    own: settings of the user's functions, which are shown beside the usual ones.
+    """
     if [*words] == ["--version"]:
         print(f"vertex-trainer {trainer.__version__}")
         raise SystemExit(0)
     if {"-h", "--help", "--help=all"}.isdisjoint(words):
         return
     # Positional arguments come first; without --help=all only what most runs need.
-    described = sorted(
-        (field for field in fields if field.metadata["meaning"]),
-        key=lambda field: not field.metadata["positional"],
-    )
-    usual = () if "--help=all" in words else usage.usual
-    listed = [item for item in described if item.name in usual or item.metadata["positional"]]
-    if not usual:
-        listed = described
+    described = [field for field in fields if field.metadata["meaning"]]
+    described.sort(key=lambda field: not field.metadata["positional"])
+    listed = described
+    if usage.usual and "--help=all" not in words:
+        usual = {*usage.usual, *own}
+        listed = [item for item in described if item.name in usual or item.metadata["positional"]]
     parser = argparse.ArgumentParser(
         prog=usage.program,
         usage=f"%(prog)s {usage.arguments}",
@@ -408,26 +427,25 @@ def answer_help(words: Sequence[str], usage: Usage, fields: Iterable[Field]) -> 
     for field in listed:
         rules = field.metadata
         kind, _ = value_type(field)
-        parts = [rules["meaning"]]
-        if rules["choices"]:
-            parts.append(f"one of {', '.join(map(as_text, rules['choices']))}")
-        for key, (limit, _) in _LIMITS.items():
-            if rules[key] is not None:
-                parts.append(f"{limit} {rules[key]:.10g}")
-        if rules["unit"]:
-            parts.append(f"in {rules['unit']}")
+        name = field.name.removesuffix("_")
+        limits = [
+            f"{words} {rules[key]:.10g}"
+            for key, (words, _) in _LIMITS.items()
+            if rules[key] is not None
+        ]
+        choices = ", ".join(map(as_text, rules["choices"]))
+        unit = rules["unit"]
+        parts = [rules["meaning"], choices and f"one of {choices}", *limits, unit and f"in {unit}"]
+        text = "; ".join(filter(None, parts))
         default = default_of(field)
         if default is dataclasses.MISSING:
-            parts[-1] += " (required)"
-        elif default and "(default" not in rules["meaning"]:
-            parts[-1] += f" (default: {as_text(default)})"
-        name = field.name.removesuffix("_")
-        group = rules["group"]
-        if group not in groups:
-            groups[group] = parser.add_argument_group(group or None)
-        groups[group].add_argument(
+            text += " (required)"
+        elif default and "(default" not in text:
+            text += f" (default: {as_text(default)})"
+        group = groups.setdefault(rules["group"], parser.add_argument_group(rules["group"] or None))
+        group.add_argument(
             rules["metavar"] or name if rules["positional"] else f"--{name}",
-            help="; ".join(parts).replace("%", "%%"),
+            help=text.replace("%", "%%"),
             metavar=rules["metavar"] or _TYPES[kind][1],
         )
     hidden = len(described) - len(listed)
@@ -435,26 +453,57 @@ def answer_help(words: Sequence[str], usage: Usage, fields: Iterable[Field]) -> 
     raise SystemExit(0)
 
 
-def read_options(kind: type[Options], texts: Values, usage: Usage) -> Options:
-    """Returns the options of a command from their texts or values.
+def read_values(
+    kind: type[Options],
+    values: Values,
+    usage: Usage,
+    settings: Mapping[str, Field] = MappingProxyType({}),
+    about_unknown: Callable[[str], str] = lambda name: "",
+) -> tuple[Options, dict[str, Any]]:
+    """Returns the options of a command, and values of its other settings, from values or texts.
 
-    Raises UserError for a wrong or a missing one.
+    Raises UserError for a wrong, an unknown or a missing one.
     """
-    fields = fields_of(kind)
-    values = coerce_all(fields, {name: text for name, text in texts.items() if name in fields})
-    for name, field in fields.items():
-        if default_of(field) is dataclasses.MISSING and name not in values:
+    options = fields_of(kind)
+    typed = coerce_all({**options, **settings}, values, about_unknown=about_unknown)
+    for name, field in options.items():
+        if default_of(field) is dataclasses.MISSING and name not in typed:
             argument = field.metadata["metavar"] if field.metadata["positional"] else f"--{name}"
             raise UserError(f"{argument} is missing: {usage.program} {usage.arguments}")
-    return kind(**values)
+    of_options = {name: typed.pop(name) for name in options if name in typed}
+    return kind(**of_options), typed
+
+
+def parse_command(
+    kind: type[Options],
+    words: Sequence[str],
+    usage: Usage,
+    settings: Mapping[str, Field] = MappingProxyType({}),
+    about_unknown: Callable[[str], str] = lambda name: ALL_FLAGS,
+    own: Collection[str] = (),
+    names: Collection[str] = (),
+) -> tuple[Options, dict[str, Any]]:
+    """Returns the options of a command line, and the values of its other settings; or prints its
+    help.
+
+    own: settings of the user's functions, which --help shows; names: the options that the command
+        has, by default all of `kind`. Raises UserError for a mistake.
+    """
+    options = fields_of(kind, *names)
+    if both := sorted(options.keys() & settings.keys()):
+        raise UserError(
+            f"--{both[0]} is a flag of `{usage.program}` and a setting of your own: rename the"
+            " setting"
+        )
+    fields = {**options, **settings}
+    answer_help(words, usage, (fields if usage.shows_settings else options).values(), own)
+    return read_values(kind, read_flags(words, fields, about_unknown), usage, settings)
 
 
 def parse_options(kind: type[Options], words: Sequence[str], usage: Usage, *names: str) -> Options:
     """Returns the options of a command line, all those of `kind` or only these `names`, or prints
     its --help."""
-    fields = fields_of(kind, *names)
-    answer_help(words, usage, fields.values())
-    return read_options(kind, read_flags(words, fields), usage)
+    return parse_command(kind, words, usage, names=names)[0]
 
 
 def recording_reads(values: Options) -> tuple[Options, set[str]]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Generic
+from typing import Any
 
 import yaml
 
@@ -23,14 +23,13 @@ from trainer.base.settings.fields import (
     Options,
     Usage,
     Values,
-    answer_help,
     coerce_all,
     default_of,
     fields_of,
     flag_name,
     nearest,
-    read_flags,
-    read_options,
+    options_class,
+    parse_command,
     setting,
     write_flags,
 )
@@ -80,7 +79,6 @@ class Overrides:
         functions = OwnSettings({name: named[name] for name in FUNCTIONS if name in named}, folder)
         origin = f"recipe={values.get('recipe', '')}"
         of_recipe = coerce_all(functions.fields, functions.without_others(recipe), origin)
-        _check_length(of_recipe, f"{origin}: ")
         typed = coerce_all(functions.fields, values)
         return cls(typed, of_recipe, functions, folder)
 
@@ -90,17 +88,11 @@ class Overrides:
 
         Raises UserError for a mistake in them.
         """
-        return parse_request(
-            TaskOptions, words, Usage("python -m trainer.task", ""), folder
-        ).overrides
+        return parse_request(TaskOptions, words, TASK, folder)[1]
 
     def replace(self, **values: Any) -> "Overrides":
         """Returns the overrides with other values of these settings."""
-        if any(values.get(name, self.values.get(name)) != self.values.get(name) for name in NAMING):
-            return Overrides.read({**self.values, **values}, self.folder)
-        return dataclasses.replace(
-            self, values={**self.values, **coerce_all(self.functions.fields, values)}
-        )
+        return Overrides.read({**self.values, **values}, self.folder)
 
     def without(self, *names: str) -> "Overrides":
         """Returns the overrides without these settings, none of which names a function or a
@@ -134,12 +126,14 @@ class Overrides:
         replaced = {*self.values, *lengths}
         return {name: value for name, value in self.recipe.items() if name not in replaced}
 
-    def resolve(self) -> TrainConfig:
-        """Returns the config: these values override the recipe's, and those override defaults.
+    @cached_property
+    def config(self) -> TrainConfig:
+        """Returns the resolved settings: these values override the recipe's, and those override
+        defaults.
 
-        Raises UserError if a setting is missing, or if settings contradict each other.
+        Raises UserError if a setting is missing or has no effect, or if settings contradict each
+        other.
         """
-        _check_length(self.values)
         values = {**self.of_recipe, **self.values}
         for name, field in self.functions.fields.items():
             if default_of(field) is REQUIRED and name not in values:
@@ -156,6 +150,7 @@ class Overrides:
                 " --data=package.module:function, a folder or a file, or --data=digits to try the"
                 " model without any"
             )
+        check_used(self.named, config)
         return config
 
     def arguments(self) -> list[str]:
@@ -163,50 +158,10 @@ class Overrides:
         return write_flags(self.values)
 
 
-@dataclass(frozen=True)
-class Request(Generic[Options]):
-    """Holds what a command line or a Python call asks for: options of the command, and settings of
-    a run."""
-
-    options: Options
-    overrides: Overrides
-    named: Sequence[str] = ()  # the options that the command or the call names
-
-    def arguments(self, *without: str) -> list[str]:
-        """Returns the arguments of a command that makes the same request, but for the options
-        `without`."""
-        options = {name: getattr(self.options, name) for name in self.named if name not in without}
-        return write_flags({**options, **self.overrides.values}, fields_of(type(self.options)))
-
-    @cached_property
-    def config(self) -> TrainConfig:
-        """Returns the resolved settings.
-
-        Raises UserError if they contradict each other, or one has no effect.
-        """
-        config = self.overrides.resolve()
-        check_used(self.overrides.named, config)
-        return config
-
-
-def make_request(
-    kind: type[Options], values: Values, usage: Usage, overrides: Overrides
-) -> Request[Options]:
-    """Returns the request with these values, or texts: options of `kind`, and settings that
-    `overrides` gets too.
-
-    Raises UserError for a wrong or an unknown value.
-    """
-    options = fields_of(kind)
-    settings = {name: value for name, value in values.items() if name not in options}
-    named = [name for name in values if name in options]
-    return Request(read_options(kind, values, usage), overrides.replace(**settings), named)
-
-
 def parse_request(
     kind: type[Options], words: Sequence[str], usage: Usage, folder: str = ""
-) -> Request[Options]:
-    """Returns the request of a command line.
+) -> tuple[Options, Overrides]:
+    """Returns what a command line asks for: the options of its command, and the settings of a run.
 
     Raises UserError for a mistake in it, SystemExit(0) for --help.
 
@@ -214,26 +169,22 @@ def parse_request(
     """
     # The functions that the command names decide which other flags there are.
     overrides = Overrides.read(first_values(words, NAMING), folder)
-    options = fields_of(kind)
     settings = overrides.functions.fields
-    if both := sorted(options.keys() & settings.keys()):
-        raise UserError(
-            f"--{both[0]} is a flag of `{usage.program}` and a setting of your own: rename the"
-            " setting"
-        )
-    fields = {**options, **settings}
-    of_functions = settings.keys() - fields_of(TrainConfig).keys() if overrides.values else ()
-    usual = {*usage.usual, *of_functions} if usage.usual else ()
-    shown = fields if usage.shows_settings else options
-    answer_help(words, dataclasses.replace(usage, usual=usual), shown.values())
     for name in map(flag_name, words):
-        if name in _ELSEWHERE and name not in fields:
+        if name in _ELSEWHERE and name not in {*settings, *fields_of(kind)}:
             raise UserError(f"unknown flag --{name}: {_ELSEWHERE[name]}")
-    texts = read_flags(words, fields, lambda name: usage.flags + overrides.functions.hint(name))
-    return make_request(kind, texts, usage, overrides)
+    options, values = parse_command(
+        kind,
+        words,
+        usage,
+        settings,
+        lambda name: usage.flags + overrides.functions.hint(name),
+        settings.keys() - fields_of(TrainConfig).keys() if overrides.values else (),
+    )
+    return options, dataclasses.replace(overrides, values=values)
 
 
-@dataclass(frozen=True)
+@options_class
 class TaskOptions:
     """Holds the flags of `trainer.task` that are not settings of a run."""
 
@@ -271,34 +222,6 @@ LAUNCH_SETTINGS = (
     "worker_timeout_seconds",
     "cache_dir",
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class LaunchOptions:
-    """Holds the flags of `trainer.launch` that are not settings of a run."""
-
-    launch: bool = setting(
-        False, "train by this package even if no call of Keras's fit is seen in the script"
-    )
-    verbose: bool = VERBOSE
-
-
-def resolve(words: Sequence[str]) -> Request[TaskOptions]:
-    """Returns the resolved request of a command line of `trainer.task`, or prints its --help.
-
-    Raises UserError for a mistake, SystemExit(0) after the help.
-    """
-    names = recipe_names()
-    description = _DESCRIPTION.format(
-        recipes=",\n  ".join([", ".join(names[:5]), ", ".join(names[5:])]),
-        sources=", ".join(DATA_SOURCES),
-        kinds=", ".join(DATA_KINDS),
-    )
-    arguments = "--recipe=NAME --job_dir=FOLDER [--setting=value …]"
-    usage = Usage("python -m trainer.task", arguments, description, _EPILOG, USUAL)
-    request = parse_request(TaskOptions, words, usage)
-    _ = request.config  # raises UserError
-    return request
 
 
 def first_values(words: Sequence[str], names: Sequence[str]) -> dict[str, str]:
@@ -355,20 +278,15 @@ def _read_recipe(name: Any) -> dict[str, Any]:
     return content
 
 
-def _check_length(values: Values, origin: str = "") -> None:
-    """Raises UserError if values of one origin set both the steps and the epochs of a run."""
-    if values.get("steps") is not None and values.get("epochs") is not None:
-        lengths = f"steps={values['steps']} and epochs={values['epochs']}"
-        raise UserError(f"{origin}{lengths} both set the length: drop one of them")
-
-
-_DESCRIPTION = """\
+_RECIPES = recipe_names()
+_DESCRIPTION = f"""\
 Trains a Keras model on one device, on several GPUs or on several machines, with the same numbers
 everywhere.
 
 A recipe is a file of settings; a flag overrides it. Recipes: a path, or
-  {recipes}
-Data: {sources}, or a path: {kinds}."""
+  {", ".join(_RECIPES[:5])},
+  {", ".join(_RECIPES[5:])}
+Data: {", ".join(DATA_SOURCES)}, or a path: {", ".join(DATA_KINDS)}."""
 
 _EPILOG = """\
 Start with:
@@ -387,3 +305,11 @@ result.json, checkpoints/ and logs/.
 
 Exit codes: 0 done; 2 you must change something; 75 interrupted, state saved, run the same command
 again; 1 a fault of this package or of the platform."""
+
+TASK = Usage(
+    "python -m trainer.task",
+    "--recipe=NAME --job_dir=FOLDER [--setting=value …]",
+    _DESCRIPTION,
+    _EPILOG,
+    USUAL,
+)

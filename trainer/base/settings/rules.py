@@ -61,6 +61,10 @@ def check(config: TrainConfig) -> None:
             f"data={data}: no such data{nearest(data, DATA_SOURCES)} Known:"
             f" {', '.join(DATA_SOURCES)}, an existing path, or your own package.module:function"
         )
+    if config.steps is not None and config.epochs is not None:
+        raise UserError(
+            f"steps={config.steps} and epochs={config.epochs} both set the length: drop one of them"
+        )
     local_path(config.cache_dir, "cache_dir")  # these raise UserError for a value of another form
     config.rows_per_replica(config.replicas or 1)
     read_addresses(config.track)

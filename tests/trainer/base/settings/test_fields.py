@@ -22,7 +22,7 @@ from trainer.base.settings.fields import (
     write_flags,
 )
 from trainer.base.settings.model_settings import MODELS
-from trainer.base.settings.request import Overrides, resolve
+from trainer.base.settings.request import Overrides
 
 _SETTINGS = {**fields_of(MODELS["wgan_gp"].settings)}
 _NAMED = {"recipe", "model", "data", "callbacks"}  # these decide which other settings there are
@@ -216,7 +216,7 @@ def test_flags_are_written_as_they_are_read() -> None:
 )
 def test_a_setting_without_the_one_that_it_belongs_to_is_refused(flag: str, line: str) -> None:
     with refused(line):
-        resolve(["--model=mlp", "--steps=20", flag])
+        resolved("--model=mlp", "--steps=20", flag)
     assert (
         resolved("--recipe=efficientnet_photos", "--data=digits", "--early_stopping=").patience == 5
     )

@@ -25,7 +25,7 @@ from trainer.base.settings.own_settings import (
     refuse_missing_modules,
     type_and_default,
 )
-from trainer.base.settings.request import Overrides, resolve, to_recipe
+from trainer.base.settings.request import Overrides, to_recipe
 from trainer.base.settings.train_config import TrainConfig
 
 NETS = """
@@ -120,7 +120,7 @@ def test_they_are_keys_of_a_recipe(mine: Path, tmp_path: Path) -> None:
     assert replace(again, **changed) == config
     recipe.write_text("model: mine.nets:build\ndepht: 4\n")
     with refused(f"recipe={recipe}: unknown setting 'depht'; did you mean 'depth'?"):
-        resolve([f"--recipe={recipe}"])
+        resolved(f"--recipe={recipe}")
 
 
 def test_those_of_another_built_in_model_are_left_out_of_a_recipe_and_refused_as_flags() -> None:
@@ -133,7 +133,7 @@ def test_those_of_another_built_in_model_are_left_out_of_a_recipe_and_refused_as
     with refused(
         "--help=all lists them all (critic_steps is a setting of wgan_gp, not of model=dcgan)"
     ):
-        resolve(["--recipe=wgan_gp_digits", "--model=dcgan", "--critic_steps=2"])
+        resolved("--recipe=wgan_gp_digits", "--model=dcgan", "--critic_steps=2")
 
 
 @parametrize(
@@ -162,7 +162,7 @@ def test_those_of_another_built_in_model_are_left_out_of_a_recipe_and_refused_as
 )
 def test_a_wrong_value_is_one_line(mine: Path, flags: list[str], line: str) -> None:
     with refused(line):
-        resolve([*OWN, *flags])
+        resolved(*OWN, *flags)
 
 
 @parametrize(
@@ -233,7 +233,7 @@ def test_what_cannot_be_a_setting_is_one_line_that_names_the_place(
 ) -> None:
     write(mine.parent, nets=source, other="def def")
     with refused(line):
-        resolve([*OWN, "--rows=9"])
+        resolved(*OWN, "--rows=9")
 
 
 @parametrize(
@@ -300,7 +300,7 @@ def test_what_does_not_stand_in_a_source_has_no_settings(mine: Path, source: str
     write(mine.parent, nets=source)
     assert Overrides.read({"model": "mine.nets:build"}).functions.settings is TrainConfig
     with refused("unknown flag --a"):
-        resolve([OWN[0], "--a=3"])
+        resolved(OWN[0], "--a=3")
 
 
 @parametrize(
@@ -373,7 +373,7 @@ def test_a_recipe_file_and_a_tier_pass_them_on(mine: Path, tmp_path: Path, capsy
     pool["pythonPackageSpec"] = {"pythonModule": "trainer.task", "args": [*OWN, "--rows=5"]}
     (tmp_path / "tier.yaml").write_text(yaml.safe_dump(spec))
     assert deploy(["submit", "--spec", str(tmp_path / "tier.yaml"), *where]) == 0
-    assert vars(Overrides.parse(["--rows=7", *OWN]).resolve())["rows"] == 7
+    assert vars(Overrides.parse(["--rows=7", *OWN]).config)["rows"] == 7
 
 
 def test_a_run_uses_records_and_guards_them_and_those_of_callbacks_alone_may_change(

@@ -7,7 +7,7 @@ from tests.support import refused, resolved
 from tests.workers import python
 from trainer.base.settings.fields import nearest
 from trainer.base.settings.model_settings import FROM_SCRATCH
-from trainer.base.settings.request import recipe_names, resolve, to_recipe
+from trainer.base.settings.request import recipe_names, to_recipe
 from trainer.base.settings.yaml_file import read_yaml
 
 
@@ -139,7 +139,7 @@ def test_a_mistake_is_one_line_that_says_what_to_do(
 ) -> None:
     monkeypatch.chdir(tmp_path)  # a user's own modules may lie in the folder of the tests
     with refused(line):
-        resolve(flags)
+        resolved(*flags)
 
 
 @parametrize(
@@ -161,7 +161,7 @@ def test_a_recipe_with_a_mistake_is_named(tmp_path: Path, text: str, line: str) 
     recipe = tmp_path / "mine.yaml"
     recipe.write_text(text)
     with refused(line):
-        resolve([f"--recipe={recipe}"])
+        resolved(f"--recipe={recipe}")
 
 
 def test_keys_that_a_mapping_merges_are_those_of_its_anchor(tmp_path: Path) -> None:

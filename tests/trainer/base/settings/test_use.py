@@ -10,7 +10,7 @@ from numpy.random import default_rng
 from tests.fixtures import parametrize
 from tests.support import refused
 from trainer.base.settings.fields import fields_of
-from trainer.base.settings.request import resolve
+from trainer.base.settings.request import Overrides
 from trainer.base.settings.train_config import TrainConfig
 from trainer.run import job
 
@@ -51,10 +51,9 @@ def its_rate(config: TrainConfig, dataset: Any) -> Model:
 
 def train(folder: Path, *flags: str) -> int:
     words = [*OWN, f"--job_dir={folder / 'run'}", "--tensorboard=false", *flags]
-    request = resolve(words)
-    return job.run(
-        request.config, ["python", "-m", "trainer.task", *words], 0.0, named=request.overrides.named
-    )
+    overrides = Overrides.parse(words)
+    command = ["python", "-m", "trainer.task", *words]
+    return job.run(overrides.config, command, 0.0, named=overrides.named)
 
 
 @parametrize("name", FIELDS)
