@@ -38,16 +38,9 @@ UNSTABLE = {
 }
 # Rows of a comparison's table.
 MEASURED = (
-    "ms/step",
-    "s/epoch",
+    "time of a run",
     "examples/s",
     "speed-up",
-    "TFLOP/s",
-    "waits for",
-    "start-up s",
-    "training s",
-    "total s",
-    "peak memory GiB",
 )
 
 

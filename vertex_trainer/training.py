@@ -22,7 +22,6 @@ from deploy.api.request import Value, call_verb
 from deploy.api.submit import USAGE, SubmitOptions, prepare_submission
 from deploy.base.console import printed_on, run_program, say
 from deploy.job.vertex_job import RunResult, load_model
-from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.platform.vertex_api import WatchLine, console_page
 from deploy.report.collection import fetched
 from deploy.report.run_reader import billed
@@ -68,7 +67,6 @@ def fit(
     job_dir: str | None = None,
     progress: bool = True,
     stream: TextIO | None = None,
-    session: Session = SESSION,
     **options: Any,
 ) -> Fitted:
     """Trains a model to the end, on this machine or on a tier, such as on="l4x4".
@@ -131,7 +129,7 @@ def fit(
             say(str(line))
 
     with printed_on(stream, command=progress):
-        job = prepare_submission(call_verb(SubmitOptions, [on], keywords, None, USAGE), session)
+        job = prepare_submission(call_verb(SubmitOptions, [on], keywords, None, USAGE))
         job.finish(show)
     result = job.result
     cost = billed(fetched(job.output, "job_dir"))[1]

@@ -17,7 +17,6 @@ from deploy.comparison.tracked_runs import track_runs, trackers_in
 from deploy.job.options import CodeOptions, JobOptions
 from deploy.job.script import Script
 from deploy.job.spec import machine_spec
-from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.report.formatting import figures, html_table
 from deploy.report.html_page import write_report
 from deploy.report.measures import FIGURES, figures_of
@@ -125,7 +124,6 @@ def compare(
     recipe: str | None = None,
     settings: Mapping[str, Value] | None = None,
     stream: TextIO | None = None,
-    session: Session = SESSION,
     **options: Value,
 ) -> Comparison:
     """Runs the same work on each tier, here or with on="vertex" as jobs, and returns the results.
@@ -136,13 +134,11 @@ def compare(
     """
     with printed_on(stream):
         keywords = {"recipe": recipe, **options}
-        return compare_by_options(
-            call_verb(CompareOptions, tiers, keywords, settings, USAGE), session
-        )
+        return compare_by_options(call_verb(CompareOptions, tiers, keywords, settings, USAGE))
 
 
 def compare_by_options(
-    request: VerbRequest[CompareOptions], session: Session, *, dry_run: bool = False
+    request: VerbRequest[CompareOptions], *, dry_run: bool = False
 ) -> Comparison:
     """Runs the requested comparison and returns its results; a dry run only prints its cost."""
     options = request.options
@@ -180,7 +176,7 @@ def compare_by_options(
     runner: Runner = LocalRunner()
     if vertex:
         runner = VertexRunner(
-            options, packages_of(options, program), new_submission(), session, dry_run=dry_run
+            options, packages_of(options, program), new_submission(), dry_run=dry_run
         )
     if dry_run:
         missing = announce(comparison, runs, out, runner)

@@ -12,7 +12,7 @@ from deploy.job.sending import cancel_duplicates, look_for
 from deploy.job.vertex_job import VertexJob
 from deploy.job.watching import with_stop_reason
 from deploy.platform.errors import api_errors
-from deploy.platform.gcloud_and_sdk import BACKENDS, SESSION, Session
+from deploy.platform.rest import Platform
 from deploy.platform.retries import retried
 from deploy.platform.vertex_api import STATES, JobStatus
 from deploy.tiers.gcp_config import (
@@ -31,8 +31,6 @@ def attach(
     job: str = "",
     project: str = "",
     region: str = "",
-    backend: str = "",
-    session: Session = SESSION,
 ) -> VertexJob:
     """Returns the newest job with this name, number, display name or submission.
 
@@ -46,7 +44,7 @@ def attach(
     if attempt:
         record, newest = attempt
         if not newest.job and newest.state != "NOT SUBMITTED" and newest.sent_at:
-            opened = session.open(backend, newest.project, newest.region)
+            opened = Platform(newest.project, newest.region)
             with api_errors(opened.gcp):
                 newest.job = look_for(record.label, opened, newest.sent_at)
             record.write()
@@ -64,7 +62,7 @@ def attach(
         recorded = attempt[1].project if attempt else "" if in_name.isdecimal() else in_name
         project = recorded or read_project("") or in_name
     if full_name:
-        return VertexJob(name, session.open(backend, project, full_name[2]), attempt)
+        return VertexJob(name, Platform(project, full_name[2]), attempt)
     regions = _regions(region)
     forms = (
         "its name, display name, number or submission with --project and --region; `python -m"
@@ -76,10 +74,10 @@ def attach(
         raise UserError(f"job {job!r} is not recorded in this folder: give {forms}")
     if name.isdecimal() and len(regions) == 1:
         name = f"projects/{project}/locations/{regions[0]}/customJobs/{name}"
-        return VertexJob(name, session.open(backend, project, regions[0]))
+        return VertexJob(name, Platform(project, regions[0]))
     # A job that another folder or machine sent.
     for place in regions:
-        opened = session.open(backend, project, place)
+        opened = Platform(project, place)
         with api_errors(opened.gcp):
             attempt = find_elsewhere(name, opened)
         if attempt:
@@ -110,7 +108,6 @@ class JobsOptions:
         " folder)",
         "NAME,NAME",
     )
-    backend: str = setting(BACKENDS[0], "the client of Vertex AI", "gcloud|sdk", choices=BACKENDS)
     state: str = setting("", "only those in this state, as RUNNING", "STATE", choices=STATES)
     labels: Mapping[str, str] = setting(
         {}, "only those with these labels, as user=ana", "KEY=VALUE,…"
@@ -130,7 +127,6 @@ JOBS = verb_usage(
 def jobs(
     region: str | Sequence[str] | None = None,
     stream: TextIO | None = None,
-    session: Session = SESSION,
     **options: Value,
 ) -> list[JobStatus]:
     """Returns the newest jobs of each region.
@@ -145,22 +141,20 @@ def jobs(
     wanted, _ = read_values(JobsOptions, given, JOBS)
     with printed_on(stream):
         statuses = list[JobStatus]()
-        for _, newest, _ in jobs_by_region(wanted, session):
+        for _, newest, _ in jobs_by_region(wanted):
             statuses += newest
         return statuses
 
 
-def jobs_by_region(
-    options: JobsOptions, session: Session
-) -> Iterator[tuple[str, list[JobStatus], int]]:
+def jobs_by_region(options: JobsOptions) -> Iterator[tuple[str, list[JobStatus], int]]:
     """Yields each region's name, the jobs that `jobs` returns for it, and how many it has."""
     newest_sent = find_attempt("")
     project = read_project(options.project)
     project = project or needed_project(newest_sent[1].project if newest_sent else "")
     for region in _regions(options.region) or [needed_region("")]:
-        backend = session.open(options.backend, project, region)
+        backend = Platform(project, region)
         with api_errors(backend.gcp):
-            statuses = retried(backend.jobs, session.clock)
+            statuses = retried(backend.jobs)
             # by label: the jobs of one attempt of a submission
             groups: dict[str, list[JobStatus]] = {}
             for status in statuses:

@@ -41,7 +41,6 @@ from deploy.planning.step_time import CONSTANTS, CPU_DOUBT, Interval, is_compile
 from deploy.planning.tier_memory import FRAGMENTS, NEAR
 from deploy.platform import buckets
 from deploy.platform.automatic_image import automatic_image
-from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.report.collection import collect
 from deploy.report.formatting import (
     dollars,
@@ -73,7 +72,7 @@ TITLES = (
     "tier",
     "strategy",
     "fits",
-    "GiB of a GPU",
+    "GiB of a device",
     "largest batch",
     "ms/step",
     "hours",
@@ -274,13 +273,16 @@ class Plan:
             "Memory: measured on this machine's CPU with"
             f" {', '.join(map(str, memory.measured_rows))} rows. The upper end allows for another"
             f" order of operations ({memory.worst_order:.2f} x as much) and for fragmentation"
-            f" ({FRAGMENTS:g} x that); {NEAR}: the available memory is in this range. A GPU also"
-            f" needs {CONSTANTS.context_gib:g} GiB for CUDA and, where there is room, up to"
-            f" {CONSTANTS.convolutions_gib[1]:g} GiB to try algorithms of convolutions (measured on"
-            " an H100; jobs limit it to 1 GiB on cards below 32 GB, and to 0.5 GiB below 12 GB)."
-            f" Assumed, not measured: {CONSTANTS.workspace_gib:g} GiB of workspaces and"
-            f" {CONSTANTS.nccl_gib:g} GiB for NCCL."
+            f" ({FRAGMENTS:g} x that); {NEAR}: the available memory is in this range."
         )
+        if any(forecast.kind in table.accelerators for forecast in self.forecasts):
+            yield (
+                f"A GPU also needs {CONSTANTS.context_gib:g} GiB for CUDA and, where there is room,"
+                f" up to {CONSTANTS.convolutions_gib[1]:g} GiB to try algorithms of convolutions"
+                " (measured on an H100; jobs limit it to 1 GiB on cards below 32 GB, and to 0.5 GiB"
+                f" below 12 GB). Assumed, not measured: {CONSTANTS.workspace_gib:g} GiB of"
+                f" workspaces and {CONSTANTS.nccl_gib:g} GiB for NCCL."
+            )
         if BY_GRAPH in bases and self.offers:
             yield (
                 f"Times from the graph alone: {CONSTANTS.source}; their intervals are the errors on"
@@ -394,7 +396,6 @@ def plan(
     recipe: str | None = None,
     settings: Mapping[str, Value] | None = None,
     stream: TextIO | None = None,
-    session: Session = SESSION,
     **options: Value,
 ) -> Plan:
     """Returns the plan of a run on these tiers, by default on all.
@@ -404,14 +405,12 @@ def plan(
         Raises UserError as the command does.
     """
     with printed_on(stream):
-        return plan_by_options(
-            call_verb(PlanOptions, tiers, {"recipe": recipe, **options}, settings, USAGE), session
-        )
+        keywords = {"recipe": recipe, **options}
+        return plan_by_options(call_verb(PlanOptions, tiers, keywords, settings, USAGE))
 
 
 def plan_by_options(
     request: VerbRequest[PlanOptions],
-    session: Session,
     out: Path | None = None,
     *,
     dry_run: bool = False,
@@ -452,7 +451,7 @@ def plan_by_options(
             f" {step_plan.data}): leave it out, or make it again with the flags of this command:"
             " python -m trainer.plan … --out=FILE"
         )
-    if options.measure and (folder := _measured(request, step_plan, config, session, dry_run)):
+    if options.measure and (folder := _measured(request, step_plan, config, dry_run)):
         sources = (*sources, folder)
     extrapolations = list[Extrapolation]()
     assumed = list[str]()
@@ -483,12 +482,11 @@ def plan_by_options(
         if options.fit and not extrapolation:
             chosen = best_memory_option(tier, step_plan, config)
             run = replace(config, **{chosen.name: chosen.value}) if chosen else config
-        table = load_machines(options.prices)
         plain = choose_image(tier, images[tier.accelerators > 0], built, code).installs
-        forecasts.append(forecast(tier, step_plan, run, table, extrapolation, plain=plain))
+        forecasts.append(forecast(tier, step_plan, run, extrapolation, plain=plain))
         if unnamed and not sources:
             half = replace(run, precision="mixed_bfloat16")
-            in_bfloat16.append(forecast(tier, step_plan, half, table, plain=plain))
+            in_bfloat16.append(forecast(tier, step_plan, half, plain=plain))
     as_typed = {tier.name: name for tier, name in zip(specs, names, strict=True)}
     # What is trained, in words. Whether XLA compiles it may differ from tier to tier, and is known
     # of times from the graph alone.
@@ -521,7 +519,6 @@ def _measured(
     request: VerbRequest[PlanOptions],
     plan: StepPlan,
     config: TrainConfig,
-    session: Session,
     dry_run: bool,
 ) -> str:
     """Runs some steps as a job on the tier of --measure, unless they were run before.
@@ -555,7 +552,7 @@ def _measured(
     job_options = {name: getattr(options, name) for name in shared}
     program = flags.replace(steps=steps, report_every_steps=max(1, steps // 5), job_dir=job_dir)
     submit_options = SubmitOptions(tiers=(options.measure,), **job_options)
-    submission = prepare_submission(VerbRequest(submit_options, program, SUBMIT.program), session)
+    submission = prepare_submission(VerbRequest(submit_options, program, SUBMIT.program))
     if dry_run:
         say(
             *submission.about,

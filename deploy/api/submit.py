@@ -21,7 +21,6 @@ from deploy.packaging.images import check_image, installs
 from deploy.packaging.packages import CodeArchive, Package, packages_with
 from deploy.planning.cached_plans import FIT, best_memory_option, plan_of
 from deploy.planning.paid_jobs import cost_lines, memory_lines, paid_job, planned_usd
-from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.platform.model_registry import checked_name, serving_image
 from deploy.tiers.gcp_config import NoMachines, needed_project, read_gcp_config, regions_in
 from deploy.tiers.tier import Tier, load_tier, machine_tier
@@ -93,7 +92,6 @@ def submit(
     settings: Mapping[str, Value] | None = None,
     dry_run: bool = False,
     stream: TextIO | None = None,
-    session: Session = SESSION,
     **options: Value,
 ) -> SubmittedJob:
     """Submits one job, on the first tier and region with machines, and returns it once created.
@@ -108,14 +106,12 @@ def submit(
     keywords = {"recipe": recipe, "bucket": bucket, "max_cost": max_cost, **options}
     with printed_on(stream):
         request = call_verb(SubmitOptions, tiers, keywords, settings, USAGE)
-        job = prepare_submission(request, session)
+        job = prepare_submission(request)
         say(*job.about)
         return job if dry_run else job.send()
 
 
-def prepare_submission(
-    request: VerbRequest[Any], session: Session, unfollowed: str = ""
-) -> SubmittedJob:
+def prepare_submission(request: VerbRequest[Any], unfollowed: str = "") -> SubmittedJob:
     """Returns the checked submission that a request of SubmitOptions describes, and sends nothing.
 
     Raises UserError if it must fail.
@@ -143,7 +139,7 @@ def prepare_submission(
     )
     uris = dict.fromkeys(package.uri(job.gcp.bucket) for job in jobs for package in job.packages)
     about = [*describe(jobs), *memory]
-    return submission_of(jobs, about, [*uris], request.command, options, session, register)
+    return submission_of(jobs, about, [*uris], request.command, options, register)
 
 
 def submission_of(
@@ -152,7 +148,6 @@ def submission_of(
     sources: list[str],
     command: str,
     options: Any,
-    session: Session,
     register: tuple[str, str] = ("", ""),
 ) -> SubmittedJob:
     """Returns the submission of one of these checked jobs.
@@ -163,7 +158,7 @@ def submission_of(
     tiers = [job.tier for job in jobs]
     confirmation = partial(cost_confirmation, tiers, planned_usd(jobs), options, alternatives=True)
     record = Submission(jobs[0].submission, [], command, sources, options.detach)
-    return SubmittedJob(jobs, record, session, about, confirmation, register)
+    return SubmittedJob(jobs, record, about, confirmation, register)
 
 
 def packages_of(options: JobOptions, program: Program) -> Sequence[Package]:

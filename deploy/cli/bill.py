@@ -17,9 +17,8 @@ from deploy.cli.output import JSON, write_document
 from deploy.job.ledger import Attempt, attempt_label, find_attempt, find_elsewhere
 from deploy.platform.api_error import ApiError, unreadable_as_lost
 from deploy.platform.errors import api_errors, billing_errors
-from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.platform.rest import address, call, pages
-from deploy.platform.retries import Clock, retried
+from deploy.platform.retries import CLOCK, retried
 from deploy.tiers.tier import LABEL
 from trainer.base.errors import DONE, UserError
 from trainer.base.settings.fields import options_class, parse_options, setting, setting_of
@@ -50,11 +49,10 @@ class BillFlags:
     table: str = setting(meaning="the billing export, PROJECT.DATASET.TABLE", metavar="TABLE")
     project: str = setting_of(JobsOptions, "project")
     region: str = setting_of(JobsOptions, "region")
-    backend: str = setting_of(JobsOptions, "backend")
     json: bool = JSON
 
 
-def main(arguments: Sequence[str], session: Session = SESSION) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Prints what was billed and what was estimated, one line for each job."""
     usage = verb_usage("bill", "RUN … --table=PROJECT.DATASET.gcp_billing_export_v1_X", __doc__)
     args = parse_options(BillFlags, arguments, usage)
@@ -67,7 +65,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     for run in args.runs:
         known = find_attempt(run)
         if not known:  # it was submitted from elsewhere
-            job = attach(run, args.project, args.region, args.backend, session)
+            job = attach(run, args.project, args.region)
             with api_errors(job.gcp):
                 known = job.attempt or find_elsewhere(job.name, job.backend)
         if not known:
@@ -82,7 +80,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
         "roles/bigquery.jobUser on the table's project and roles/bigquery.dataViewer on the export"
     )
     with billing_errors(args.table, f"the account needs {roles}"):
-        usd_by_label = billed_usd(args.table, list(jobs), session.clock)
+        usd_by_label = billed_usd(args.table, list(jobs))
     for label, attempt in jobs.items():
         estimated = (
             "not estimated" if attempt.spent_usd is None else f"estimated {attempt.spent_usd:.2f}"
@@ -109,7 +107,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     return DONE
 
 
-def billed_usd(table: str, labels: Sequence[str], clock: Clock) -> dict[str, float]:
+def billed_usd(table: str, labels: Sequence[str]) -> dict[str, float]:
     """Returns what was billed in USD, after credits, for each label of a submission that has a row.
 
     Raises ApiError if BigQuery fails, UserError for another currency.
@@ -133,7 +131,7 @@ def billed_usd(table: str, labels: Sequence[str], clock: Clock) -> dict[str, flo
             },
         ],
     }
-    started = retried(lambda: call("POST", url, json=query), clock)
+    started = retried(lambda: call("POST", url, json=query))
     usd_by_label = {}
     with unreadable_as_lost():
         job = started["jobReference"]
@@ -143,10 +141,10 @@ def billed_usd(table: str, labels: Sequence[str], clock: Clock) -> dict[str, flo
         def page(token: dict[str, str]) -> Any:
             """Returns a page of rows, once the query is complete."""
             for _ in range(_POLLS):
-                content = retried(lambda: call("GET", result, params={**place, **token}), clock)
+                content = retried(lambda: call("GET", result, params={**place, **token}))
                 if content.get("jobComplete"):
                     return content
-                clock.sleep(_POLL_S)
+                CLOCK.sleep(_POLL_S)
             raise ApiError(0, "BigQuery has not answered: run it again later")
 
         for row in pages("rows", page):

@@ -26,8 +26,8 @@ from deploy.platform import buckets
 from deploy.platform.api_error import ApiError
 from deploy.platform.automatic_image import automatic_images
 from deploy.platform.errors import api_errors
-from deploy.platform.gcloud_and_sdk import SESSION, Session
-from deploy.platform.retries import retried
+from deploy.platform.rest import Platform
+from deploy.platform.retries import CLOCK, retried
 from deploy.platform.vertex_api import FINAL_STATES, parse_time
 from deploy.tiers.gcp_config import GcpConfig, checked_address, needed_project
 from deploy.tiers.machine_table import load_machines
@@ -49,7 +49,7 @@ class CleanFlags:
     json: bool = JSON
 
 
-def main(arguments: Sequence[str], session: Session = SESSION) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Prints what is left, a line for each package, and removes it with --yes."""
     args = parse_options(
         CleanFlags, arguments, verb_usage("clean", "--bucket=gs://NAME [--yes]", __doc__)
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     project = needed_project(args.project)
     packages = f"{checked_address('bucket', args.bucket)}/packages/"
 
-    recent = session.clock.now() - UNUSED_S
+    recent = CLOCK.now() - UNUSED_S
 
     def named_packages(place: tuple[str, str]) -> tuple[set[str], set[str], set[str]]:
         """Returns the packages that jobs of a region and kind name: ended jobs, and all others;
@@ -67,10 +67,8 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
         of_others = set[str]()
         texts = set[str]()
         with api_errors(GcpConfig(project, region, "")):
-            backend = session.open("sdk", project, region)
-            for job in retried(
-                lambda: [*backend.listed(f"{backend.parent}/{kind}", kind)], session.clock
-            ):
+            backend = Platform(project, region)
+            for job in retried(lambda: [*backend.listed(f"{backend.parent}/{kind}", kind)]):
                 ended = (
                     kind == "customJobs" and job["state"].removeprefix("JOB_STATE_") in FINAL_STATES
                 )
@@ -104,7 +102,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     for listed in buckets.below(packages):
         name = listed.address.name.split("/")[-2]
         item = connect().get(listed.address) if name in sizes else None  # a listing has no times
-        if item and item.updated and session.clock.now() - item.updated.timestamp() > SENDING_S:
+        if item and item.updated and CLOCK.now() - item.updated.timestamp() > SENDING_S:
             sizes[name] += item.size
             if args.yes:
                 connect().delete(item)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from deploy.api.compare import USAGE, CompareOptions, compare_by_options
 from deploy.api.request import parse_verb
 from deploy.cli.output import JSON, write_document
-from deploy.platform.gcloud_and_sdk import SESSION, Session
 from trainer.base.settings.fields import options_class, setting
 
 
@@ -18,10 +17,10 @@ class CompareFlags(CompareOptions):
     json: bool = JSON
 
 
-def main(arguments: Sequence[str], session: Session = SESSION) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Runs the comparison to its end and returns its exit code."""
     request = parse_verb(CompareFlags, arguments, USAGE)
-    comparison = compare_by_options(request, session, dry_run=request.options.dry_run)
+    comparison = compare_by_options(request, dry_run=request.options.dry_run)
     write_document(
         request.options, "compare", **vars(comparison) | {"folder": str(comparison.folder)}
     )

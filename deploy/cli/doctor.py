@@ -9,8 +9,8 @@ from deploy.cli.output import JSON, write_document
 from deploy.job.options import JobOptions
 from deploy.platform.api_error import ApiError
 from deploy.platform.errors import describe_error
-from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.platform.readiness import Finding, findings
+from deploy.platform.rest import Platform
 from deploy.tiers.gcp_config import GcpConfig, read_project, read_region
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import Tier, load_tier
@@ -38,19 +38,19 @@ class DoctorFlags:
     json: bool = JSON
 
 
-def main(arguments: Sequence[str], session: Session = SESSION) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Prints the findings; returns 2 if something is bad."""
     args = parse_options(DoctorFlags, arguments, USAGE)
     tiers = [load_tier(name) for name in args.tiers]
     found = []
-    for finding in examined(args, tiers, session):
+    for finding in examined(args, tiers):
         found.append(finding)
         say(str(finding))
     write_document(args, "doctor", findings=found)
     return USER_MUST_CHANGE if any(finding.state == "bad" for finding in found) else DONE
 
 
-def examined(args: DoctorFlags, tiers: Sequence[Tier], session: Session) -> Iterator[Finding]:
+def examined(args: DoctorFlags, tiers: Sequence[Tier]) -> Iterator[Finding]:
     """Yields a finding about each thing that a job needs; stops without a login or project."""
     project = read_project(args.project)
     region = read_region(args.region)
@@ -61,7 +61,7 @@ def examined(args: DoctorFlags, tiers: Sequence[Tier], session: Session) -> Iter
         text = f"{region} has no training of Vertex AI" if region else "none is named"
         yield Finding("region", "bad", text, "gcloud config set ai/region us-central1")
         return
-    cloud = session.open("sdk", project, region)
+    cloud = Platform(project, region)
     try:
         cloud.call("GET", f"{cloud.parent}/customJobs", params={"pageSize": 1})
     except ApiError as error:

@@ -13,8 +13,8 @@ from deploy.job.cost import describe_run
 from deploy.job.vertex_job import VertexJob
 from deploy.job.watching import LiveLines, show
 from deploy.platform.errors import exit_code
-from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.platform.local import on_signals
+from deploy.platform.retries import CLOCK
 from deploy.platform.vertex_api import STOPPED, JobStatus
 from deploy.tiers.tier import LABEL, PRICE_LABEL
 from trainer.base.errors import DONE, INTERRUPTED, UserError
@@ -45,12 +45,11 @@ class JobFlags:
         " folder)",
         "NAME,NAME",
     )
-    backend: str = setting_of(JobsOptions, "backend")
     json: bool = JSON
 
-    def attached(self, session: Session) -> VertexJob:
+    def attached(self) -> VertexJob:
         """Returns the job that the flags name."""
-        return attach(self.job, self.project, self.region, self.backend, session)
+        return attach(self.job, self.project, self.region)
 
 
 @options_class
@@ -73,17 +72,17 @@ class CancelFlags(JobFlags):
     yes: bool = setting(False, "do not ask for confirmation")
 
 
-def run_jobs(arguments: Sequence[str], session: Session = SESSION) -> int:
+def run_jobs(arguments: Sequence[str]) -> int:
     """Prints, for each region, one line for each job, newest first."""
     args = parse_options(JobsFlags, arguments, JOBS)
     statuses: list[JobStatus] = []
-    for region, newest, count in jobs_by_region(args, session):
+    for region, newest, count in jobs_by_region(args):
         statuses += newest
         none = f"no {args.state} jobs of this package in {region}".replace("  ", " ")
         say("created (UTC)     state      time         cost  name  job" if newest else none)
         for status in newest:
             created = datetime.fromtimestamp(status.created or 0.0, UTC).strftime("%Y-%m-%d %H:%M")
-            ran, cost = describe_run(status, session.clock.now())
+            ran, cost = describe_run(status, CLOCK.now())
             why = f": {status.error}" if status.state in (STOPPED, "EXPIRED") else ""
             say(
                 f"{created}  {status.state:10} {ran:>9} {cost:>10}  {status.display_name} "
@@ -95,7 +94,7 @@ def run_jobs(arguments: Sequence[str], session: Session = SESSION) -> int:
                 if key not in (LABEL, PRICE_LABEL)
             ]
             say(f"  {', '.join([f'{status.machine} in {region}', *labels])}")
-            for line in LiveLines(session.clock).lines(status):
+            for line in LiveLines(CLOCK).lines(status):
                 say(f"  {line}")
         if len(newest) == args.limit < count:
             say(
@@ -106,13 +105,13 @@ def run_jobs(arguments: Sequence[str], session: Session = SESSION) -> int:
     return DONE
 
 
-def run_watch(arguments: Sequence[str], session: Session = SESSION) -> int:
+def run_watch(arguments: Sequence[str]) -> int:
     """Prints states and logs of a job until it ends, and returns the exit code of its end."""
     summary = "Shows states and logs of a job until it ends; Ctrl-C leaves it running."
     args = parse_options(JobFlags, arguments, verb_usage("watch", "[JOB]", summary))
 
     with on_signals(signal.default_int_handler, signal.SIGTERM):
-        status = args.attached(session).follow(
+        status = args.attached().follow(
             (lambda line: write_document(args, "watch", line=line)) if args.json else show
         )
     code = exit_code(status) if status else INTERRUPTED
@@ -120,11 +119,11 @@ def run_watch(arguments: Sequence[str], session: Session = SESSION) -> int:
     return code
 
 
-def run_logs(arguments: Sequence[str], session: Session = SESSION) -> int:
+def run_logs(arguments: Sequence[str]) -> int:
     """Prints the log of a job that runs or has ended, and does not follow it."""
     summary = "Prints the log of a job so far, and ends; `watch` follows it."
     args = parse_options(LogsFlags, arguments, verb_usage("logs", "[JOB] [--tail=COUNT]", summary))
-    job = args.attached(session)
+    job = args.attached()
     lines = job.logs(args.tail, args.worker, args.since)
     for line in lines:
         write_document(args, "logs", line=line)
@@ -136,20 +135,20 @@ def run_logs(arguments: Sequence[str], session: Session = SESSION) -> int:
     return DONE
 
 
-def run_cancel(arguments: Sequence[str], session: Session = SESSION) -> int:
+def run_cancel(arguments: Sequence[str]) -> int:
     """Cancels a job, after confirmation unless --yes is given, and waits until it is over."""
     usage = verb_usage("cancel", "[JOB]", "Cancels a job, and waits until it is over.")
     args = parse_options(CancelFlags, arguments, usage)
 
     def confirm(status: JobStatus) -> None:
-        ran, cost = describe_run(status, session.clock.now())
+        ran, cost = describe_run(status, CLOCK.now())
         question = (
             f"cancel {status.display_name} ({status.state}, {ran}{cost and f', {cost} so far'})?"
         )
         if not (args.yes or agrees(question)):
             raise UserError("not cancelled: answer y, or use --yes")
 
-    job = args.attached(session)
+    job = args.attached()
     status = job.stop(confirm)
     say(f"{job.name}: {status.state}")
     write_document(args, "cancel", status=status, exit_code=DONE)

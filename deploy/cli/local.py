@@ -105,7 +105,7 @@ def main(arguments: Sequence[str]) -> int:
         print(workload.about)
     print(f"{job_id}: rehearses {tier.machine}; writes to {job_dir}", flush=True)
     # the workers save and end
-    with on_signals(lambda number, frame: job.stop(), signal.SIGINT, signal.SIGTERM):
+    with on_signals(lambda number, frame: job.stopped.set(), signal.SIGINT, signal.SIGTERM):
         outcome = job.run()
     print(
         f"{job_id}: JOB_STATE_{outcome.state}"

@@ -7,7 +7,6 @@ from deploy.api.plan import USAGE, PlanOptions, plan_by_options
 from deploy.api.request import parse_verb
 from deploy.base.console import say
 from deploy.cli.output import JSON, write_document
-from deploy.platform.gcloud_and_sdk import SESSION, Session
 from trainer.base.errors import DONE
 from trainer.base.settings.fields import options_class, setting
 from trainer.base.storage import local_path, write_whole
@@ -23,12 +22,12 @@ class PlanCommand(PlanOptions):
     json: bool = JSON
 
 
-def main(arguments: Sequence[str], session: Session = SESSION) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Plans, writes all files, then prints, as a closed pipe ends the program."""
     request = parse_verb(PlanCommand, arguments, USAGE)
     flags = request.options
     out = local_path(flags.out, "out")
-    plan = plan_by_options(request, session, out, dry_run=flags.dry_run)
+    plan = plan_by_options(request, out, dry_run=flags.dry_run)
     forecast = plan.to_json()
     write_whole(out / "plan.md", plan.to_markdown())
     write_whole(out / "forecast.json", forecast)

@@ -15,8 +15,8 @@ from deploy.job.spec import machine_spec
 from deploy.job.workload import Prediction
 from deploy.planning.paid_jobs import paid_job
 from deploy.platform.errors import api_errors
-from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.platform.model_registry import find_version
+from deploy.platform.rest import Platform
 from deploy.platform.retries import retried
 from deploy.tiers.gcp_config import (
     GcpConfig,
@@ -76,7 +76,7 @@ USAGE = verb_usage(
 )
 
 
-def main(arguments: Sequence[str], session: Session = SESSION) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Submits one job and follows it to its end. Returns its exit code."""
     names = [name for name in fields_of(PredictFlags) if name not in _NOT_OF_PREDICT]
     args = parse_options(PredictFlags, arguments, USAGE, *names)
@@ -90,8 +90,8 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
         )
     check_wait(args.max_wait, tier, "detach" if args.detach else "")
     with api_errors(gcp):
-        backend = session.open(args.backend, gcp.project, gcp.region)
-        version = retried(lambda: find_version(args.model, backend), session.clock)
+        backend = Platform(gcp.project, gcp.region)
+        version = retried(lambda: find_version(args.model, backend))
     about = f"answers the rows of {rows} with {version}"
     inputs = {"rows": rows, "model": version.artifact}
     subject = f"predict-{version.name.rsplit('/', 1)[-1]}"
@@ -100,5 +100,5 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     job = paid_job(work, gcp, options, new_submission())
     words = [word for word in arguments if flag_name(word) not in ANSWERS]
     command = shlex.join([*USAGE.program.split(), *words])
-    submission = submission_of([job], describe([job]), [str(version)], command, args, session)
+    submission = submission_of([job], describe([job]), [str(version)], command, args)
     return send_and_follow(submission, args, "predict")

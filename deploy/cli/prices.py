@@ -19,9 +19,8 @@ from deploy.cli.output import JSON, write_document
 from deploy.job.options import JobOptions
 from deploy.platform.api_error import unreadable_as_lost
 from deploy.platform.errors import billing_errors
-from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.platform.rest import address, call, pages
-from deploy.platform.retries import Clock, retried
+from deploy.platform.retries import CLOCK, retried
 from deploy.tiers.gcp_config import needed_region
 from deploy.tiers.machine_table import HOURS_A_MONTH, KINDS, Machine, Machines, Price, load_machines
 from trainer.base.errors import DONE, UserError
@@ -71,7 +70,7 @@ class Sku(NamedTuple):
 Part = tuple[str, float, set[str], set[str]]
 
 
-def read_skus(region: str, clock: Clock) -> list[Sku]:
+def read_skus(region: str) -> list[Sku]:
     """Returns the SKUs of a region with a single price in USD.
 
     Raises ApiError if the catalog cannot be read whole.
@@ -79,7 +78,7 @@ def read_skus(region: str, clock: Clock) -> list[Sku]:
     catalog = address("CLOUDBILLING", "https://cloudbilling.googleapis.com")
     skus = []
     for service, number in SERVICES.items():
-        page = partial(_page, f"{catalog}/v1/services/{number}/skus", clock)
+        page = partial(_page, f"{catalog}/v1/services/{number}/skus")
         with unreadable_as_lost():
             for sku in pages("skus", page):
                 expression = (
@@ -99,9 +98,9 @@ def read_skus(region: str, clock: Clock) -> list[Sku]:
     return skus
 
 
-def _page(url: str, clock: Clock, token: dict[str, str]) -> Any:
+def _page(url: str, token: dict[str, str]) -> Any:
     request = {"currencyCode": "USD", "pageSize": "5000", **token}
-    return retried(lambda: call("GET", url, params=request), clock)
+    return retried(lambda: call("GET", url, params=request))
 
 
 @cache
@@ -163,7 +162,7 @@ class PricesFlags:
     json: bool = JSON
 
 
-def main(arguments: Sequence[str], session: Session = SESSION) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Writes the price file and prints how its prices differ from the table's."""
     args = parse_options(
         PricesFlags, arguments, verb_usage("prices", "--region=NAME [--out=FILE]", __doc__)
@@ -173,7 +172,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     with billing_errors(
         "the Cloud Billing Catalog", "enable cloudbilling.googleapis.com in gcloud's project"
     ):
-        skus = read_skus(region, session.clock)
+        skus = read_skus(region)
     table = load_machines()
     parts = {
         name: [*_parts(machine, table)] for name, machine in table.machines.items() if machine.vcpus
@@ -182,7 +181,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
         name for machine in table.machines.values() if machine.attached for name in machine.counts
     }
     parts |= {name: [_gpu(name, 1, table)] for name in sorted(attached)}
-    date = datetime.fromtimestamp(session.clock.now(), UTC).date()
+    date = datetime.fromtimestamp(CLOCK.now(), UTC).date()
     lines = [
         f"# {region}, {date}: Cloud Billing Catalog, by `python -m deploy prices`; USD an hour,"
         " without boot disk"

@@ -10,8 +10,8 @@ from deploy.cli.output import JSON, write_document
 from deploy.comparison import tracked_runs
 from deploy.job.options import JobOptions
 from deploy.platform.errors import api_errors
-from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.platform.model_registry import checked_name, read_registration, register_run
+from deploy.platform.rest import Platform
 from deploy.report.collection import report_folder
 from deploy.report.html_page import write_report
 from deploy.tiers.gcp_config import GcpConfig, needed_project, needed_region
@@ -110,7 +110,7 @@ def run_track(arguments: Sequence[str]) -> int:
     return DONE
 
 
-def run_register(arguments: Sequence[str], session: Session = SESSION) -> int:
+def run_register(arguments: Sequence[str]) -> int:
     """Registers a run's model as a version, once, and moves the alias if one is given."""
     args = parse_options(RegisterFlags, arguments, _REGISTER)
     name = checked_name(args.name)
@@ -126,5 +126,5 @@ def run_register(arguments: Sequence[str], session: Session = SESSION) -> int:
         print(json.dumps({"model": registration.model}, indent=1))
         return DONE
     with api_errors(gcp):
-        register_run(registration, args.alias, session.open("sdk", gcp.project, gcp.region))
+        register_run(registration, args.alias, Platform(gcp.project, gcp.region))
     return DONE

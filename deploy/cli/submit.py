@@ -14,7 +14,7 @@ from deploy.cli.output import JSON, write_document
 from deploy.job.fallback import SubmittedJob
 from deploy.job.sending import check_resources, upload_packages
 from deploy.platform.errors import exit_code
-from deploy.platform.gcloud_and_sdk import SESSION, Gcloud, Session, to_yaml
+from deploy.platform.gcloud_and_sdk import Gcloud, to_yaml
 from deploy.platform.local import on_signals
 from trainer.base.errors import DONE, INTERRUPTED, UserError
 from trainer.base.log import forget
@@ -41,7 +41,7 @@ class SubmitFlags(SubmitOptions):
     json: bool = JSON
 
 
-def main(arguments: Sequence[str], session: Session = SESSION) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Submits one job, on the first tier and region with machines, or shows it."""
     request = parse_verb(SubmitFlags, arguments, USAGE)
     flags = request.options
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     if flags.dry_run and flags.out:
         raise UserError(f"--dry_run and --out {both}: a dry run uploads nothing: drop one of them")
     unfollowed = "spec" if flags.spec else "out" if flags.out else ""
-    submission = prepare_submission(request, session, unfollowed)
+    submission = prepare_submission(request, unfollowed)
     if flags.spec:
         say(
             *submission.about,

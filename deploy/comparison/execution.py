@@ -129,7 +129,7 @@ def run_comparison(
             codes = [future.result() for future in futures]
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
-            runner.stop()
+            runner.stopped.set()
             raise
     if refused:
         raise UserError(refused[0])

@@ -28,9 +28,9 @@ from deploy.job.workload import Training, Workload
 from deploy.packaging.packages import Package
 from deploy.planning.paid_jobs import cost_lines, memory_lines, paid_job, planned_usd
 from deploy.platform.errors import JobUnknown, api_errors, describe_failure, exit_code
-from deploy.platform.gcloud_and_sdk import Session
 from deploy.platform.local import LocalJob, local_workers
-from deploy.platform.retries import Clock, retried
+from deploy.platform.rest import Platform
+from deploy.platform.retries import CLOCK, Clock, retried
 from deploy.report.collection import fetched
 from deploy.report.formatting import grouped
 from deploy.tiers.gcp_config import needed_project, read_gcp_config
@@ -42,12 +42,15 @@ from trainer.base.storage.gcs import connect
 
 
 class LocalRunner:
-    """Runs jobs on this machine; the output of a run goes to JOB_DIR.log."""
+    """Runs jobs on this machine; the output of a run goes to JOB_DIR.log.
+
+    Once `stopped` is set, every job saves its state and ends, and no other starts.
+    """
 
     name = "local"
 
     def __init__(self) -> None:
-        self._stopped = Event()
+        self.stopped = Event()
 
     def costs(self, runs: Sequence[tuple[Workload, int]]) -> Iterator[str]:
         """Yields nothing: this machine costs nothing."""
@@ -76,24 +79,23 @@ class LocalRunner:
             run.tier, arguments, folder, job_id, program=run.local_program(folder)
         )
         with open(f"{job_dir}.log", "a", encoding="utf-8", buffering=1) as log:
-            if self._stopped.is_set():
+            if self.stopped.is_set():
                 return INTERRUPTED
 
             def show(worker: str, line: str) -> None:
                 print(f"[{worker}] {line}\n", end="", file=log)
 
-            job = LocalJob(workers, show, stopped=self._stopped)
+            job = LocalJob(workers, show, stopped=self.stopped)
             outcome = job.run()
             print(outcome.error or outcome.state, file=log)
         return outcome.code
 
-    def stop(self) -> None:
-        """Makes every job save its state and end; starts no other."""
-        self._stopped.set()
-
 
 class VertexRunner:
-    """Runs jobs of Vertex AI, all with the same options and `code`, their packages."""
+    """Runs jobs of Vertex AI, all with the same options and `code`, their packages.
+
+    Once `stopped` is set, nothing waits any longer; the jobs continue.
+    """
 
     name = "vertex"
 
@@ -102,16 +104,14 @@ class VertexRunner:
         options: JobOptions,
         code: Sequence[Package],
         submission: str,
-        session: Session,
         *,
         dry_run: bool = False,
     ) -> None:
         self._options = options
         self._code = code
         self._dry_run = dry_run
-        self._clock = session.clock
-        self._session = replace(session, clock=Clock(session.clock.now, self._sleep))
-        self._stopped = Event()
+        self._clock = Clock(CLOCK.now, self._sleep)
+        self.stopped = Event()
         self._jobs = dict[Path, SubmittedJob]()
         self._submissions = (f"{submission}-{number}" for number in itertools.count(1))
         self._gcp = read_gcp_config(options.project, options.region, options.bucket)
@@ -161,7 +161,7 @@ class VertexRunner:
                 earlier = find_in(job_dir)
                 submission = next(self._submissions)
                 jobs = [self._job(run, submission, earlier.attempts[-1].output if earlier else "")]
-                job = SubmittedJob(jobs, Submission(submission, folder=job_dir), self._session)
+                job = SubmittedJob(jobs, Submission(submission, folder=job_dir), clock=self._clock)
                 status = job.find(earlier) if earlier else None
                 if earlier and status:
                     job.resume(earlier)
@@ -176,8 +176,8 @@ class VertexRunner:
             for bucket in {job.output.split("/")[2] for job in jobs}:
                 # refuse now if the results could not be read later
                 connect().list(Address(bucket, ""), most=1)
-            backend = self._session.open(self._options.backend, self._gcp.project, self._gcp.region)
-            retried(lambda: backend.jobs("none"), backend.clock)
+            backend = Platform(self._gcp.project, self._gcp.region)
+            retried(lambda: backend.jobs("none"))
             check_resources(new or jobs)
             upload_packages(new or jobs)
 
@@ -229,10 +229,6 @@ class VertexRunner:
                 )
             return exit_code(status)
 
-    def stop(self) -> None:
-        """Stops waiting; the jobs continue."""
-        self._stopped.set()
-
     def _job(self, run: Workload, submission: str = "check", output: str = "") -> Job:
         """Returns the checked job of a run; `output`: its job directory, by default one named by
         the submission."""
@@ -245,10 +241,10 @@ class VertexRunner:
         return paid_job(work, self._gcp, self._options, submission, self._code)
 
     def _sleep(self, seconds: float) -> None:
-        """Sleeps, unless or until `stop` was called: then it raises KeyboardInterrupt, as Ctrl-C
+        """Sleeps, unless or until `stopped` is set: then it raises KeyboardInterrupt, as Ctrl-C
         would."""
-        until = self._clock.now() + seconds
-        while not self._stopped.is_set() and (remaining := until - self._clock.now()) > 0:
-            self._clock.sleep(min(remaining, 1.0))  # soon enough notices `stop`
-        if self._stopped.is_set():
+        until = CLOCK.now() + seconds
+        while not self.stopped.is_set() and (remaining := until - CLOCK.now()) > 0:
+            CLOCK.sleep(min(remaining, 1.0))  # soon enough notices `stopped`
+        if self.stopped.is_set():
             raise KeyboardInterrupt

@@ -17,9 +17,9 @@ from deploy.job.vertex_job import VertexJob
 from deploy.job.watching import PrintLine, show, watch_job, with_stop_reason
 from deploy.platform.api_error import ApiError
 from deploy.platform.errors import api_errors, describe_failure, exit_code, stocked_out
-from deploy.platform.gcloud_and_sdk import Session
+from deploy.platform.gcloud_and_sdk import BACKENDS
 from deploy.platform.model_registry import read_registration, register_run
-from deploy.platform.retries import retried
+from deploy.platform.retries import CLOCK, Clock, retried
 from deploy.platform.vertex_api import STOPPED, JobStatus
 from trainer.base.errors import DONE, USER_MUST_CHANGE, PlatformFault, UserError
 
@@ -39,10 +39,10 @@ class SubmittedJob(VertexJob):
         self,
         jobs: Sequence[Job],
         record: Submission,
-        session: Session,
         about: Sequence[str] = (),
         confirmation: Callable[..., CostConfirmation] = lambda **_: CostConfirmation("", ""),
         register: tuple[str, str] = ("", ""),
+        clock: Clock = CLOCK,
     ) -> None:
         super().__init__("", None)
         self.jobs = jobs
@@ -50,8 +50,8 @@ class SubmittedJob(VertexJob):
         self.about = about
         self.confirmation = confirmation
         self._register = register
-        self._open = partial(session.open, jobs[0].options.backend)
-        self._clock = session.clock
+        self._open = partial(BACKENDS[jobs[0].options.backend], clock=clock)
+        self._clock = clock
 
     def send(self, *, takes_finished: bool = False) -> "SubmittedJob":
         """Creates the job, or goes on with the one that the same command created before.

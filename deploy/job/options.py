@@ -197,10 +197,10 @@ class JobOptions(CodeOptions):
         "NAME",
     )
     backend: str = setting(
-        BACKENDS[0],
+        "gcloud",
         "what creates jobs: gcloud (default), or Google's Python SDK",
         "gcloud|sdk",
-        choices=BACKENDS,
+        choices=tuple(BACKENDS),
     )
     plan: bool = setting(
         False,

@@ -5,7 +5,6 @@ from contextlib import suppress
 
 from deploy.base.console import run_program, say, tell
 from deploy.planning.tier_memory import TOO_LARGE, MemoryOption, fit_on
-from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import Tier
 from trainer.base.errors import UserError
 from trainer.base.run_files.plan_file import StepPlan, kept_plan, read_plan
@@ -47,7 +46,7 @@ def best_memory_option(tier: Tier, plan: StepPlan, config: TrainConfig) -> Memor
 
     Returns None if the run fits as it is, or if no setting makes it fit.
     """
-    fit = fit_on(plan, config, tier, load_machines())
+    fit = fit_on(plan, config, tier)
     if not fit or not fit.options:
         return None
     first, *others = map(str, fit.options)

@@ -8,11 +8,10 @@ from deploy.packaging.images import install_seconds
 from deploy.planning.extrapolation import Extrapolation
 from deploy.planning.step_time import Interval, cpu_step_seconds, is_compiled, step_seconds
 from deploy.planning.tier_memory import TOO_LARGE, Fit, fit_on, host_problems
-from deploy.tiers.machine_table import Machines
+from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import FLEX_WAIT_S, STRATEGIES, Tier
 from trainer.base.errors import UserError
 from trainer.base.run_files.plan_file import StepPlan
-from trainer.base.settings.accelerators import arithmetic
 from trainer.base.settings.train_config import TrainConfig
 
 # a guess: from the start of the process to the first step
@@ -80,7 +79,6 @@ def forecast(
     tier: Tier,
     plan: StepPlan,
     config: TrainConfig,
-    table: Machines,
     extrapolation: Extrapolation | None = None,
     *,
     plain: bool = True,
@@ -99,13 +97,13 @@ def forecast(
     except UserError as error:
         problems.append(str(error))
     # Whether it fits the memory of the devices, and the data those of the machines.
-    fit = fit_on(plan, config, tier, table) if rows else None
+    fit = fit_on(plan, config, tier) if rows else None
     too_large = fit is not None and fit.verdict == TOO_LARGE
     if rows and fit is None:
         problems.append("the memory of its devices is not in the table of machines")
     if fit and too_large:
         problems.append(f"does not fit: {fit.words}")
-    problems += host_problems(plan, tier, table)
+    problems += host_problems(plan, tier)
     # The time of a step: of runs that were measured, else by the plan, on GPUs by its graph.
     step = None
     seconds = None
@@ -115,40 +113,25 @@ def forecast(
         step = extrapolation.step
         basis = BY_RUNS
     elif rows:
-        gpu = table.accelerators.get(tier.accelerator_type)
-        machine = table.machines.get(tier.machine_type)
-        if gpu is None:
-            basis = BY_CPU
-            step = cpu_step_seconds(plan, config, machine, tier.workers) if machine else None
-            if not step:
-                problems.append(
-                    f"no time of {tier.kind} at precision={config.precision}: give a run with"
-                    " --from="
-                )
-        elif plan.own_loops:
-            problems.append(
-                "no time: loops, such as an LSTM's, run other kernels on GPUs: use --measure"
+        gpu = load_machines().accelerators.get(tier.accelerator_type)
+        machine = load_machines().machines.get(tier.machine_type)
+        reason = f"no time of {tier.kind} at precision={config.precision}: give a run with --from="
+        if gpu and plan.own_loops:
+            reason = "no time: loops, such as an LSTM's, run other kernels on GPUs: use --measure"
+        elif tier.devices > 1 and plan.work_of_two is None:
+            reason = (
+                "no time: its step could not be traced on two replicas (python -m trainer.plan says"
+                " why)"
             )
-        elif gpu.rates is None:
-            problems.append(
-                f"no rates of {gpu.name} in the table of machines: give a run on it with --from="
-            )
-        elif not arithmetic(config, gpu.rates.tflops):
-            problems.append(
-                f"no rate for precision={config.precision}: give a run on it with --from="
-            )
-        else:
-            basis = BY_GRAPH
+        elif gpu:
             step = step_seconds(plan, config, gpu, tier.devices, tier.workers)
-            if not step:
-                problems.append(
-                    "no time: its step could not be traced on two replicas (python -m trainer.plan"
-                    " says why)"
-                )
+        elif machine:
+            step = cpu_step_seconds(plan, config, machine, tier.workers)
         if step:
+            basis = BY_GRAPH if gpu else BY_CPU
             seconds = step.times(steps).plus(START_SECONDS)
         else:
-            basis = ""
+            problems.append(reason)
     # The hours and the cost under each strategy that has a price.
     installing = INSTALL_DOUBT.times(install_seconds(tier.accelerators) if plain else 0.0)
     estimates: list[PricedEstimate] = []

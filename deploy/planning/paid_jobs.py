@@ -21,7 +21,6 @@ from deploy.planning.tier_memory import FITS, NEAR, TOO_LARGE, fit_on
 from deploy.platform.automatic_image import automatic_image
 from deploy.report.formatting import grouped
 from deploy.tiers.gcp_config import GcpConfig
-from deploy.tiers.machine_table import load_machines
 from deploy.tiers.spec_rules import task_of
 from deploy.tiers.tier import STRATEGIES, Tier
 from trainer.base.errors import UserError
@@ -41,7 +40,7 @@ def _cached_estimate(tier: Tier, config: TrainConfig, image: Image) -> PricedEst
     plan = cached_plan(config)
     if not plan:
         return None
-    estimates = forecast(tier, plan, config, load_machines(), plain=image.installs).offers
+    estimates = forecast(tier, plan, config, plain=image.installs).offers
     return next((priced for priced in estimates if priced.strategy == tier.strategy), None)
 
 
@@ -215,7 +214,7 @@ def memory_lines(works: Iterable[Workload], *, force: bool) -> list[str]:
     for training in (work for work in works if isinstance(work, Training)):
         tier = training.tier
         plan = cached_plan(training.config)
-        fit = fit_on(plan, training.config, tier, load_machines()) if plan else None
+        fit = fit_on(plan, training.config, tier) if plan else None
         if fit:
             verdict = {
                 FITS: "fits",

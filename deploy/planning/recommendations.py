@@ -101,21 +101,26 @@ def answers(
     for problems, count in untimed.items():
         if problems and 2 * count >= len(forecasts):
             yield Answer("not timed", f"{count} tiers: {problems[0]}")
-    # Whether the largest number of devices of a kind is worth its price against the smallest; for
-    # the cheapest kind of which there are several numbers of devices.
+    # Whether GPUs are worth their price where a CPU is the cheapest; else whether more of them are,
+    # for the cheapest kind of which there are several numbers.
+    on_gpus = [choice for choice in offers if choice[0].kind in load_machines().accelerators]
     alike: dict[tuple[str, str], list[Choice]] = {}
-    for forecast, offer in offers:
+    for forecast, offer in on_gpus:
         alike.setdefault((forecast.kind, offer.strategy), []).append((forecast, offer))
-    for (kind, _), choices in alike.items():
-        few, few_priced = min(choices, key=_devices)
-        many, many_priced = max(choices, key=_devices)
-        if few.devices < many.devices and kind in load_machines().accelerators:
-            faster = few_priced.hours.middle / many_priced.hours.middle
-            dearer = many_priced.usd.middle / few_priced.usd.middle
-            pays = "no" if faster < FASTER else "yes" if dearer <= DEARER else "only in a hurry"
-            gain = f"{faster:.1f} x as fast as {few.tier} for {dearer:.1f} x the money"
-            yield Answer(f"{many.devices} GPUs?", f"{pays}: {many.tier} is {gain}")
-            break
+    pairs = [(min(same, key=_devices), max(same, key=_devices)) for same in alike.values()]
+    several = [(few, many) for few, many in pairs if _devices(few) < _devices(many)]
+    on_cpu = bool(on_gpus) and cheapest not in on_gpus
+    if on_cpu:
+        several = [(cheapest, _best(on_gpus, usd_of, hours_of))]
+    for (few, few_priced), (many, many_priced) in several[:1]:
+        faster = few_priced.hours.middle / many_priced.hours.middle
+        dearer = many_priced.usd.middle / few_priced.usd.middle
+        pays = "yes" if dearer <= DEARER else "only in a hurry"
+        if faster < FASTER:
+            pays = "no, a CPU is fast enough" if on_cpu else "no"
+        gain = f"{figures(faster, 2)} x as fast as {few.tier} for {figures(dearer, 2)} x the money"
+        question = "GPUs?" if on_cpu else f"{many.devices} GPUs?"
+        yield Answer(question, f"{pays}: {many.tier} is {gain}")
     # Of what the time of the cheapest consists, and how sure it is.
     forecast, _ = cheapest
     if forecast.step and forecast.seconds:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from deploy.planning.step_time import CONSTANTS, Interval, is_looped, step_seconds
-from deploy.tiers.machine_table import Accelerator, Machines, load_machines
+from deploy.tiers.machine_table import Accelerator, load_machines
 from deploy.tiers.tier import Tier
 from trainer.base.run_files.plan_file import StepPlan, largest_rows, peak_of
 from trainer.base.settings.accelerators import data_fit_on_gpu, scratch_mib
@@ -81,12 +81,12 @@ class Fit:
         return f"needs {self.gib} GiB; {batch}{options}"
 
 
-def fit_on(plan: StepPlan, config: TrainConfig, tier: Tier, table: Machines) -> Fit | None:
+def fit_on(plan: StepPlan, config: TrainConfig, tier: Tier) -> Fit | None:
     """Returns whether the run fits on each device of the tier; None if the memory of its devices is
     not known."""
-    machine = table.machines.get(tier.machine_type)
+    table = load_machines()
     gpu = table.accelerators.get(tier.accelerator_type)
-    memory = gpu if tier.accelerators else machine
+    memory = gpu if tier.accelerators else table.machines.get(tier.machine_type)
     if memory is None or (gib := memory.memory_gb) is None:
         return None
     available = USABLE * gib * GIB
@@ -178,10 +178,10 @@ def _overhead(plan: StepPlan, config: TrainConfig, tier: Tier) -> float:
     return fixed + summed + gradients * several  # all-reduces copy the gradients into one buffer
 
 
-def host_problems(plan: StepPlan, tier: Tier, table: Machines) -> Iterator[str]:
+def host_problems(plan: StepPlan, tier: Tier) -> Iterator[str]:
     """Yields a line for each reason why the data do not fit the memory or the disk of the tier's
     machines."""
-    machine = table.machines.get(tier.machine_type)
+    machine = load_machines().machines.get(tier.machine_type)
     # The data are in memory twice, as they were read and as TensorFlow's tensors; a checkpoint
     # copies the state.
     required = _PROCESS_BYTES + 2 * plan.data_bytes + plan.memory.state_bytes

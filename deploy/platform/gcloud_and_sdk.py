@@ -1,11 +1,10 @@
-"""Provides the clock, and the backends that create jobs by gcloud or by Google's Python package."""
+"""Provides the backends that create jobs by gcloud or by Google's Python package."""
 
 import importlib
 import json
 import subprocess
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from threading import Thread, Timer
 from typing import IO, Any
 
@@ -14,7 +13,6 @@ import yaml
 from deploy.platform.errors import converted_errors, gcloud_error, lost_response
 from deploy.platform.local import kill_group
 from deploy.platform.rest import REQUEST_TIMEOUT_S, Platform
-from deploy.platform.retries import CLOCK, Clock
 from deploy.platform.vertex_api import CustomJob, created_name
 from trainer.base.errors import UserError
 from trainer.base.storage.login import credentials, gcloud_environment
@@ -138,9 +136,6 @@ def not_installed(alternative: str = "") -> UserError:
     )
 
 
-BACKENDS = ("gcloud", "sdk")
-
-
 class Sdk(Platform):
     """Creates jobs with Google's Python package; for everything else it calls REST, as Platform
     does."""
@@ -163,7 +158,7 @@ class Sdk(Platform):
         with converted_errors():
             endpoint = {"api_endpoint": self.service.removesuffix("/v1")}
             client = aiplatform.JobServiceClient(
-                credentials=self._login or credentials(), transport="rest", client_options=endpoint
+                credentials=credentials(), transport="rest", client_options=endpoint
             )
             job = aiplatform.CustomJob.from_json(json.dumps(content))
             self.sent = True
@@ -173,18 +168,4 @@ class Sdk(Platform):
             return created_name(created.name)
 
 
-@dataclass(frozen=True)
-class Session:
-    """Holds the clock, and the credentials of calls, by default this machine's; tests replace
-    both."""
-
-    clock: Clock = CLOCK
-    login: Any = None
-
-    def open(self, kind: str, project: str, region: str) -> Platform:
-        """Returns the backend of a kind, one of BACKENDS, for a project and a region; "" is the
-        first kind."""
-        return (Sdk if kind == "sdk" else Gcloud)(project, region, self.clock, self.login)
-
-
-SESSION = Session()
+BACKENDS: Mapping[str, type[Platform]] = {"gcloud": Gcloud, "sdk": Sdk}

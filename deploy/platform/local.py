@@ -204,7 +204,7 @@ class _RunningWorker:
 class LocalJob:
     """Represents one local job.
 
-    Call `run` once; `stop` may be called from any thread or signal handler.
+    Call `run` once; any thread or signal handler may set `stopped`.
     """
 
     workers: Sequence[LocalWorker]
@@ -222,7 +222,7 @@ class LocalJob:
             for worker in self.workers:
                 running.append(self._start(worker))
             # Restarts failing workers until the chief is done, one may not be restarted again, or
-            # `stop` is called.
+            # it is stopped.
             while not self.stopped.wait(_POLL_S):
                 codes = [worker.process.poll() for worker in running]
                 restarts = sum(worker.restarts for worker in running)
@@ -263,10 +263,6 @@ class LocalJob:
             return JobEnd(INTERRUPTED if statuses != {DONE} else DONE, "CANCELLED", killed)
         finally:
             self._terminate(running)
-
-    def stop(self) -> None:
-        """Makes every worker save its state and exit."""
-        self.stopped.set()
 
     def _start(self, worker: LocalWorker, restarts: int = 0) -> _RunningWorker:
         """Starts a worker's process, and a thread that prints its output.

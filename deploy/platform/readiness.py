@@ -134,20 +134,10 @@ def _bucket(gcp: GcpConfig) -> Iterator[Finding]:
     # Where it is.
     location = buckets.location(f"gs://{name}")
     price = transfer_usd_per_gib(f"gs://{name}", region, location)
-    if not location:
-        yield Finding(
-            "bucket's region",
-            "unknown",
-            "this account may not read it (roles/storage.bucketViewer)",
-        )
-    elif price:
-        yield Finding(
-            "bucket's region",
-            "good",
-            f"{location}, so that jobs in {region} pay for what they read",
-        )
-    else:
-        yield Finding("bucket's region", "good", location)
+    text = location or "this account may not read it (roles/storage.bucketViewer)"
+    if price:
+        text += f", so that jobs in {region} pay for what they read"
+    yield Finding("bucket's region", "good" if location else "unknown", text)
 
 
 def _quota(tiers: Sequence[Tier], gcp: GcpConfig) -> Iterator[Finding]:

@@ -24,16 +24,14 @@ class Platform:
     Every method raises ApiError if a request fails, and UserError if the client that it uses is not
     installed. No method retries: callers retry with `deploy.platform.retries.retried`, except for
     `create`, which `deploy.job.sending` repeats only after it has looked for the job. The name of a
-    job is projects/P/locations/R/customJobs/ID. `clock`: that by which callers wait; `login`: the
-    credentials to use, by default this machine's.
+    job is projects/P/locations/R/customJobs/ID. `clock`: that by which callers wait.
     """
 
-    def __init__(self, project: str, region: str, clock: Clock = CLOCK, login: Any = None) -> None:
+    def __init__(self, project: str, region: str, clock: Clock = CLOCK) -> None:
         self.gcp = GcpConfig(project, region, "")
         self.clock = clock
         self.parent = f"projects/{project}/locations/{region}"
         self.sent = False  # whether the request of the last `create` may have reached the service
-        self._login = login
 
     def create(self, request: CustomJob) -> str:
         """Creates the job and returns its name.
@@ -72,9 +70,7 @@ class Platform:
             "pageSize": min(last or 1000, 1000),
             "orderBy": "timestamp desc" if last else "timestamp asc",
         }
-        entries = pages(
-            "entries", lambda token: call("POST", url, self._login, json={**body, **token})
-        )
+        entries = pages("entries", lambda token: call("POST", url, json={**body, **token}))
         lines = []
         with unreadable_as_lost():
             # https://cloud.google.com/logging/docs/reference/v2/rest/v2/LogEntry
@@ -103,7 +99,7 @@ class Platform:
         `path`: a resource, such as projects/P/locations/R/models/ID; `request`: keywords of
             `requests`.
         """
-        return call(method, f"{self.service}/{path}", self._login, **request)
+        return call(method, f"{self.service}/{path}", **request)
 
     def listed(self, path: str, key: str, **parameters: str) -> Iterator[Any]:
         """Yields the items of a list in Vertex AI, from all its pages.

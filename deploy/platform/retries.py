@@ -39,7 +39,7 @@ def backoff(first: float = 1.0) -> Iterator[float]:
         wait = min(2 * wait, LONGEST_WAIT_S)
 
 
-def retried(call: Callable[[], T], clock: Clock, retry_s: float = RETRY_S) -> T:
+def retried(call: Callable[[], T], clock: Clock = CLOCK, retry_s: float = RETRY_S) -> T:
     """Returns the result of `call`, which is repeated after transient errors for `retry_s` seconds.
 
     The first long wait is announced in a line on stderr. Raises an ApiError that is not transient

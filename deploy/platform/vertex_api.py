@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from deploy.platform.api_error import ApiError, unreadable_as_lost
 from deploy.tiers.spec_rules import machine_of
-from deploy.tiers.tier import DEFAULT_TIMEOUT_S, PRICE_LABEL
+from deploy.tiers.tier import DEFAULT_TIMEOUT_S, PRICE_LABEL, TierFacts
 from trainer.base.limit_watch import LIMITS
 from trainer.base.log import duration
 
@@ -117,11 +117,8 @@ def parse_job(job: Mapping[str, Any]) -> JobStatus:
         # Its machines, in words: their number, and those of the chief.
         pools = spec.get("workerPoolSpecs", [])
         count = sum(int(pool.get("replicaCount", 1)) for pool in pools)
-        machines = [*map(machine_of, pools), ("", "", 0)]
-        type_, accelerator, accelerators = machines[0]
-        several = f"{count} x " if count > 1 else ""
-        gpus = f" with {accelerators} {accelerator}" if accelerators else ""
-        machine = f"{several}{type_}{gpus}"
+        chief = [*map(machine_of, pools), ("", "", 0)][0]
+        machine = TierFacts("", *chief, count).machine
         # Its state, and the error: a job that expires is ours if it ran, else it got no machines.
         timeout = str(scheduling.get("timeout", "0s"))
         timeout_s = float(timeout.removesuffix("s")) or DEFAULT_TIMEOUT_S

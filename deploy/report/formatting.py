@@ -15,10 +15,8 @@ def figures(value: float, digits: int = 3) -> str:
 
 
 def money(value: float) -> str:
-    """Formats USD with cents, or with three significant digits below one dollar: $12.30,
-    $0.0123."""
-    exact = f"{value:,.2f}"
-    return f"${exact}" if abs(value) >= 1 or float(exact) == value else f"${figures(value)}"
+    """Formats USD with their sign: `$12.30`."""
+    return f"${dollars(value)}"
 
 
 def dollars(value: float) -> str:

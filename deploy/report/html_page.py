@@ -3,6 +3,7 @@
 import base64
 import html
 import itertools
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -61,9 +62,8 @@ def to_html(
     """
     # Its title, the pictures, a sample of each tier, and the commands.
     runs = collection.runs
-    configs = [run.config for run in runs if run.config]
     subjects = set[str]()
-    for config in configs:
+    for config in (run.config for run in runs if run.config):
         subjects.add(str(config.get("recipe") or config.get("script") or config.get("model")))
     subject = Path(subjects.pop()).stem if len(subjects) == 1 else "Training"
     started = min((str(run.info.get("started", "")) for run in runs), default="")[:10]
@@ -71,11 +71,17 @@ def to_html(
     if plots.measured(rows):
         plot = partial(plots.time_and_money, rows=rows)
         pictures.append(
-            _picture("Time and money", "whiskers: the lowest and the highest repeat", plot)
+            _picture(
+                "Time and money", "bars: medians of the repeats; whiskers: lowest to highest", plot
+            )
         )
     if any(loss_curve(run)[1] for run in runs):
         plot = partial(plots.losses, groups=collection.tiers)
-        pictures.append(_picture("Loss", "by step, for the first repeat of each tier", plot))
+        pictures.append(
+            _picture(
+                "Loss", "of the first repeat of each tier; equal curves cover each other", plot
+            )
+        )
     samples = []
     commands = []  # that of the comparison, or of the tier's first run
     for tier in collection.tiers:
@@ -88,16 +94,15 @@ def to_html(
     details = []
     for command, tiers in grouped(commands).items():
         if command:
-            summary = f"<summary>{html.escape(tiers)}</summary>"
-            details.append(f"<details>{summary}<pre>{html.escape(command)}</pre></details>")
+            details.append(f"<p>{html.escape(tiers)}</p><pre>{html.escape(command)}</pre>")
     folder = Path(__file__).parent
     page = (folder / "report.html").read_text(encoding="utf-8")
     style = (folder / "page.css").read_text(encoding="utf-8")
     return Template(page).substitute(
         style=style,
         title=html.escape(f"{subject}: {' · '.join(row.tier for row in rows)}"),
-        about=html.escape(f"{len(rows)} tiers, {len(runs)} runs {started}"),
-        answer=html.escape(sentences[0]),
+        about=html.escape(f"{len(rows)} tiers, {len(runs)} runs, {started}"),
+        answer=_text(sentences[0]),
         pictures="\n".join(pictures),
         verdict=_items(sentences[1:]),
         first=html_rows(*table_lines(rows, first=True)),
@@ -109,7 +114,12 @@ def to_html(
 
 
 def _items(lines: Iterable[str]) -> str:
-    return "\n".join(f"<li>{html.escape(line)}</li>" for line in lines)
+    return "\n".join(f"<li>{_text(line)}</li>" for line in lines)
+
+
+def _text(line: str) -> str:
+    """Returns a sentence as HTML in which no unit stands at the beginning of a line."""
+    return re.sub(r"(\d) (?=(x|min|h)\b|%)", "\\1&nbsp;", html.escape(line))
 
 
 def _data(content: bytes, form: str) -> str:
@@ -119,14 +129,14 @@ def _data(content: bytes, form: str) -> str:
 def _picture(title: str, caption: str, plot: Any) -> str:
     """Returns an HTML figure with a plot for wide and narrow screens, each light and dark."""
     sources = ""
-    screens = (("(max-width: 40rem)", 3.6), ("(min-width: 40.01rem)", 11))
+    screens = (("(max-width: 40rem)", 3.6), ("(min-width: 40.01rem)", 10))
     for scheme, (screen, width) in itertools.product(("dark", "light"), screens):
         image = _data(plots.picture(plot, width, dark=scheme == "dark"), "svg+xml")
         media = f"screen and (prefers-color-scheme: {scheme}) and {screen}"
         sources += f'<source media="{media}" srcset="{image}">'
-    printed = _data(plots.picture(plot, 9), "svg+xml")
-    image = f'<img alt="{title}" src="{printed}">'
-    return _figure(title, caption, f"<picture>{sources}{image}</picture>")
+    # the last one, light and wide, is also that of a printed page
+    content = f'<picture>{sources}<img alt="{title}" src="{image}"></picture>'
+    return _figure(title, caption, content)
 
 
 def _figure(title: str, caption: str, content: str) -> str:

@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from deploy.report.collection import Collection, TierRuns
-from deploy.report.formatting import figures, money, percent
+from deploy.report.formatting import figures, money, percent, span
 from deploy.report.run_reader import RunRecord, total
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import TierFacts, check_tiers
@@ -25,7 +25,6 @@ from trainer.base.settings.train_config import MAY_CHANGE
 # Names of losses; the first that a run reports is its loss in a report.
 LOSSES = ("val_loss", "loss", "critic_loss", "generator_loss", "discriminator_loss")
 UNKNOWN = "unknown"  # the kind of a tier's devices if no run names it
-MIXED = "its repeats differ"  # the quality of a tier whose repeats computed it in different ways
 
 
 @dataclass(frozen=True)
@@ -41,9 +40,10 @@ class Spread:
 def spread(values: Iterable[float | None]) -> Spread | None:
     """Returns the median and the quartiles of the values that are not None; None without any."""
     numbers = [value for value in values if value is not None]
-    if len(numbers) < 2:
-        return Spread(numbers[0], numbers[0], numbers[0], 1) if numbers else None
-    low, middle, high = statistics.quantiles(numbers, n=4, method="inclusive")
+    if not numbers:
+        return None
+    several = numbers if numbers[1:] else 2 * numbers
+    low, middle, high = statistics.quantiles(several, n=4, method="inclusive")
     return Spread(middle, low, high, len(numbers))
 
 
@@ -143,12 +143,12 @@ class TierSummary:
             )
         elif self.price_per_hour is None:
             reasons.append("its price is not known: use --price_per_hour=TIER=USD")
-        elif self.on_vertex and self.paid_seconds is None:
+        elif self.on_vertex and self.total_seconds is None:
             reasons.append("what Vertex AI billed is not recorded")
         if self.done and not self.step_seconds:
             few = "fewer than two reports were timed: lower report_every_steps"
             reasons.append(self.done[0].no_stats or few)
-        if self.quality not in ("", self.wanted_quality):
+        if self.done and self.quality not in ("", self.wanted_quality):
             reasons.append(
                 "its features, images or formulas differ from those of the first tier with images"
             )
@@ -170,7 +170,7 @@ class TierSummary:
     def machine(self) -> str | None:
         """Returns the machine on which the tier ran; None if it is not known."""
         if not self.on_desk:
-            return self.facts.machine or None
+            return f"{self.facts.machine}{', spot' * self.group.spot}" or None
         processor = next(
             (run.info["processor"] for run in self.runs if run.info.get("processor")), ""
         )
@@ -268,6 +268,12 @@ class TierSummary:
         return self.price_per_hour * seconds / 3600
 
     @property
+    def total_seconds(self) -> float | None:
+        """Returns how long a run took that is done, the median over the repeats, by
+        `seconds_of`."""
+        return median(map(self.seconds_of, self.done))
+
+    @property
     def cost(self) -> float | None:
         """Returns what a run that is done cost, the median over the repeats; None if that is not
         known."""
@@ -290,11 +296,10 @@ class TierSummary:
         return float(self.price_per_hour / 3600 * 1e6 / self.images_per_second.median)
 
     @property
-    def quality(self) -> str:
-        """Returns what measures of generated images were computed with; MIXED if the runs differ,
-        "" without any."""
-        qualities = {run.quality for run in self.done}
-        return MIXED if len(qualities) > 1 else "".join(qualities)
+    def quality(self) -> Any:
+        """Returns what measures of generated images were computed with, "" without any; None if the
+        runs differ."""
+        return common(run.quality for run in self.done)
 
     def first_name(self, *names: str) -> str | None:
         """Returns the first of `names` of which a run that is done has a final value; None if there
@@ -348,31 +353,20 @@ def _of_images(name: str, title: str) -> Measure:
 
 
 _OF_MACHINE = (  # what depends on the machine, and of simulated devices says nothing
-    Measure(
-        "step_seconds", "ms/step", spread, partial(with_spread, factor=1e3), _timed("step_seconds")
-    ),
-    Measure("epoch_seconds", "s/epoch", spread, with_spread),
+    Measure("price_per_hour", "price an hour", show=money),
+    Measure("total_seconds", "time of a run", show=lambda seconds: span(seconds / 3600)),
+    Measure("cost", "cost of a run", show=money),
     Measure("images_per_second", "images/s", spread, with_spread, _timed("images_per_second")),
     Measure("speed_up", "speed-up", show="{:.2f} x".format),
     Measure("efficiency", "efficiency", show=percent),
-    Measure("tflop_per_second", "TFLOP/s", spread, with_spread, _timed("tflop_per_second")),
+    Measure("cost_per_million_images", "cost per million images, without start-up", show=money),
+    Measure(
+        "step_seconds", "ms/step", spread, partial(with_spread, factor=1e3), _timed("step_seconds")
+    ),
     Measure("mfu", "MFU", median, lambda share: f"{figures(100 * share, 2)} %", _timed("mfu")),
     Measure("input_wait", "waits for input", median, percent),
     Measure("startup_seconds", "start-up s", median, figures),
-    Measure("training_seconds", "training s", median, figures),
-    Measure(
-        "total_seconds",
-        "total s",
-        median,
-        figures,
-        lambda run: run.wall_seconds if run.state == "done" else None,
-    ),
     Measure("goodput", "goodput", median, percent, lambda run: share_of_steps(run.goodput)),
-    Measure("paid_seconds", "paid s", median, figures, lambda run: run.billed_seconds),
-    Measure("price_per_hour", "price an hour", show=money),
-    Measure("cost", "cost of a run", show=money),
-    Measure("cost_per_million_images", "cost per million images, without start-up", show=money),
-    Measure("peak_memory_gib", "peak memory GiB", largest, figures),
     Measure("peak_gpu_memory_gib", "peak GPU memory GiB", largest, figures),
 )
 MEASURES = (
@@ -384,7 +378,6 @@ MEASURES = (
     Measure("devices", "devices"),
     Measure("simulated"),
     Measure("repeats", "repeats", read=lambda row: len(row.done)),
-    Measure("batch_per_replica", "batch per replica", common),
     Measure("global_batch", "global batch", common),
     Measure("steps", "steps", common, "{:,}".format),
     *_OF_MACHINE,
@@ -403,11 +396,11 @@ _BY_KEY = {measure.key: measure for measure in MEASURES}
 FIGURES = ("images_per_second", "speed_up", "cost_per_million_images", "final_loss")
 FIRST = (
     "machine",
-    "images_per_second",
-    "speed_up",
-    "efficiency",
+    "price_per_hour",
     "total_seconds",
     "cost",
+    "images_per_second",
+    "speed_up",
     "paid",
     "final_loss",
 )
@@ -445,7 +438,7 @@ def summarize(
     usd = usd_by_tier or {}
     check_tiers([*([baseline] if baseline else []), *usd], names)
     rows = [TierSummary(group, usd.get(group.name)) for group in collection.tiers]
-    quality = next((row.quality for row in rows if row.quality not in ("", MIXED)), "")
+    quality = next((row.quality for row in rows if row.quality), "")
     # With the batch of a replica the steps of an epoch differ as well, so that neither makes the
     # work another one.
     may_differ = MAY_CHANGE

@@ -77,24 +77,25 @@ def time_and_money(figure: "Figure", rows: Rows) -> None:
     """
     import numpy as np
 
+    colors = {row: f"C{index}" for index, row in enumerate(rows)}  # as in `losses`
     rows = measured(rows)
-    seconds = [[row.seconds_of(run) or 0.0 for run in row.done] for row in rows]
+    name, hours = unit_of_time(max(row.total_seconds or 0.0 for row in rows) / 3600)
     usd = [[row.usd_of(run) or 0.0 for run in row.done] for row in rows]
-    longest = max(map(max, seconds))
-    name, hours = unit_of_time(longest / 3600)
-    times = [[value / 3600 / hours for value in values] for values in seconds]
+    times = []
+    for row in rows:
+        times.append([(row.seconds_of(run) or 0.0) / 3600 / hours for run in row.done])
     # A panel for the time, in the unit of the longest, and one for the cost if any is known.
     panels: list[tuple[str, list[list[float]], Callable[[float], str]]] = [
-        (f"{name} a run", times, figures)
+        (f"Time of a run, {name}", times, figures)
     ]
     if any(map(any, usd)):
-        panels.append(("USD a run", usd, money))
+        panels.append(("Cost of a run, USD", usd, money))
     figure.set_figheight(1.1 + 0.36 * len(rows))
     grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-    for index, (axes, (title, values, show)) in enumerate(zip(grid, panels, strict=True)):
+    for axes, (title, values, show) in zip(grid, panels, strict=True):
         ends = [(min(runs), statistics.median(runs), max(runs)) for runs in values]
         low, middle, high = np.array(ends).T
-        color = {"color": f"C{index}", "ecolor": "grey"}
+        color = {"color": [colors[row] for row in rows], "ecolor": "grey"}
         whiskers = (middle - low, high - middle)
         axes.barh(range(len(rows)), middle, height=0.6, xerr=whiskers, capsize=3, **color)
         # The number stands beside the whisker, for which the axis has room.
@@ -113,9 +114,10 @@ def time_and_money(figure: "Figure", rows: Rows) -> None:
 def losses(figure: "Figure", groups: Sequence[TierRuns]) -> None:
     """Draws the loss by step of the first repeat of each tier over the whole width."""
     axes = figure.subplots()
-    groups = [group for group in groups if group.runs and loss_curve(group.runs[0])[1]]
     for index, group in enumerate(groups):
-        steps, values = loss_curve(group.runs[0])
+        steps, values = loss_curve(group.runs[0]) if group.runs else ([], [])
+        if not steps:
+            continue
         # wide lines come first, so that equal curves all stay visible
         width = 3.5 - 2 * index / len(groups)
         marker = "o" if len(steps) < 30 else ""

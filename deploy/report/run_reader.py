@@ -40,11 +40,6 @@ class StatsLine:
         self.warm_up = first or bool(whole(entry.get("untimed_steps")))
         self.step_seconds = positive(entry.get("step_seconds"))
         self.scalars = losses_and_metrics(entry)
-        # The share of a step's time that was lost waiting for the batch.
-        waited = number(entry.get("input_wait_seconds"))
-        self.input_wait = None
-        if waited is not None and self.step_seconds is not None:
-            self.input_wait = min(1.0, max(0.0, waited / self.step_seconds))
 
 
 class RunRecord:
@@ -78,14 +73,11 @@ class RunRecord:
         self.steps_per_epoch = whole(mapping(self.info, "data").get("steps_per_epoch"))
         steps = whole(self.result.get("steps"))
         self.steps = self.last_step if steps is None else steps
-        self.batch_per_replica = whole(mapping(self.info, "cluster").get("rows_per_replica"))
         self.global_batch = whole(self.config.get("global_batch_size"))
         # until the end of the first step
         self.startup_seconds = number(self.result.get("startup_seconds"))
-        self.training_seconds = number(self.result.get("training_seconds"))
         # the sum over all starts of the run
         self.wall_seconds = number(self.result.get("wall_seconds"))
-        self.peak_memory_gib = number(self.result.get("peak_memory_gib"))
         self.billed_seconds, self.billed_usd = billed(folder)
         self.restarts = whole(self.result.get("restarts")) or 0
         # Without final values in result.json, the newest of each loss and metric; means over an
@@ -102,16 +94,15 @@ class RunRecord:
         return after_warm_up(self.reports) or after_warm_up(self.epochs)
 
     @property
-    def epoch_seconds(self) -> list[float]:
-        """Returns the seconds of training in each epoch after the warm-up."""
-        lines = after_warm_up(self.epochs)
-        steps = self.steps_per_epoch
-        return [line.step_seconds * steps for line in lines if line.step_seconds and steps]
-
-    @property
-    def input_wait(self) -> list[float | None]:
-        """Returns the share of a step that was lost waiting for its batch, of each of `timed`."""
-        return [line.input_wait for line in self.timed]
+    def input_wait(self) -> list[float]:
+        """Returns the share of a step that was lost waiting for its batch, of each of `timed` that
+        knows it."""
+        pairs = [(number(line.entry.get("input_wait_seconds")), line) for line in self.timed]
+        return [
+            min(1.0, max(0.0, waited / line.step_seconds))
+            for waited, line in pairs
+            if waited is not None and line.step_seconds
+        ]
 
     @property
     def peak_gpu_memory_gib(self) -> list[float | None]:

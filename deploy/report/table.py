@@ -53,8 +53,6 @@ def notes(rows: Rows, collection: Collection) -> Iterator[str]:
     """Yields the notes below a table: why values are missing, and how they were measured."""
     reasons = grouped((reason, row.tier) for row in rows for reason in row.missing)
     yield from (f"{tiers}: {reason}." for reason, tiers in reasons.items())
-    if collection.scaling == "strong":
-        yield "Strong scaling: the global batch is the same on every tier."
     if collection.scaling == "weak":
         yield (
             "Weak scaling: the batch per replica is the same on every tier, the global batch grows"

@@ -2,7 +2,7 @@
 unreliable."""
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from deploy.report.collection import Collection
@@ -28,8 +28,9 @@ def verdict(collection: Collection, rows: Rows) -> list[str]:
     simulated = [row.tier for row in rows if row.simulated]
     sentences = [*_different_work(done)]
     if not sentences:
-        sentences += _advice(real) if len(real) > 1 else []
-        if collection.scaling != "weak":
+        weak = collection.scaling == "weak"
+        sentences += _advice(real, weak=weak) if len(real) > 1 else []
+        if not weak:
             sentences += _final_losses([row for row in done if row.final_loss is not None])
     if simulated:
         names = ", ".join(simulated)
@@ -61,11 +62,11 @@ def _different_work(rows: Rows) -> Iterator[str]:
         yield f"Not ranked, because the runs did different work: {'; '.join(differing)}."
 
 
-def _advice(rows: Rows) -> Iterator[str]:
+def _advice(rows: Rows, *, weak: bool) -> Iterator[str]:
     """Yields which tier to buy and when another, and what a spot price means.
 
-    The best buy has the lowest product of time and money, both as paid where all bills are known.
-    Of tiers that are equally fast the cheapest is advised.
+    The best buy has the lowest product of time and money. Of tiers that are equally fast the
+    cheapest is advised.
     """
     # Without two prices only the fastest is known.
     fastest = max(rows, key=_speed)
@@ -80,43 +81,52 @@ def _advice(rows: Rows) -> Iterator[str]:
         yield "Which one to buy is not known without prices: add --price_per_hour=TIER=USD."
         return
     # The money and the time of each, of a run or of a million images.
-    paid = all(row.paid_seconds and row.cost for row in priced)
-    usd = {row.tier: (row.cost if paid else row.cost_per_million_images) or 0.0 for row in priced}
-    hours = {row.tier: (row.paid_seconds if paid else 1e6 / _speed(row)) / 3600 for row in priced}
-    unit = "a run" if paid else "per million images"
+    # Under weak scaling runs differ in length.
+    whole = not weak and all(row.total_seconds and row.cost for row in priced)
+    usd = {row.tier: (row.cost if whole else row.cost_per_million_images) or 0.0 for row in priced}
+    hours = {}
+    for row in priced:
+        hours[row.tier] = ((whole and row.total_seconds) or 1e6 / _speed(row)) / 3600
 
-    def terms(row: TierSummary) -> str:
-        spot = " (spot, may be interrupted)" if row.group.spot else ""
-        return f"{row.tier}{spot}, {money(usd[row.tier])} and {span(hours[row.tier])} {unit}"
+    def terms(row: TierSummary, merits: Sequence[str] = ()) -> str:
+        if row not in priced:
+            return f"{row.tier}, whose price is not known"
+        name = f"{row.tier}{' (spot)' * row.group.spot}{', ' * bool(merits)}{' and '.join(merits)}"
+        unit = "a run" if whole else "per million images"
+        return f"{name}: {money(usd[row.tier])} and {span(hours[row.tier])} {unit}"
 
-    # The advice: the best buy, then what is cheaper and what is faster.
-    best = min(priced, key=lambda row: usd[row.tier] * hours[row.tier])
+    def product(row: TierSummary) -> float:
+        return usd[row.tier] * hours[row.tier]
+
+    # The advice: the best buy, then when another is better.
+    best = min(priced, key=product)
     best = min((row for row in priced if _equally_fast(row, best)), key=lambda row: usd[row.tier])
     cheapest = min(priced, key=lambda row: usd[row.tier])
-    advice = f"Buy {terms(best)}"
-    if len(ties) == len(rows) - 1:
-        advice = f"The speeds differ by no more than they vary, so buy the cheapest: {terms(best)}"
-    else:
-        merits = {"the cheapest": best is cheapest, "the fastest": _equally_fast(best, fastest)}
-        advice = ", ".join([advice, *(merit for merit, holds in merits.items() if holds)])
-    if best is not cheapest:
+    all_equal = len(ties) == len(rows) - 1
+    is_fastest = _equally_fast(best, fastest)
+    is_cheapest = usd[best.tier] == usd[cheapest.tier]
+    merits = {"the cheapest": is_cheapest, "the fastest": is_fastest and not all_equal}
+    advice = f"Buy {terms(best, [merit for merit, holds in merits.items() if holds])}"
+    if all_equal:
+        advice += "; the others are not measurably faster"
+    if not is_cheapest:
+        faster = hours[cheapest.tier] / hours[best.tier]
+        dearer = usd[best.tier] / usd[cheapest.tier]
+        advice += f", {faster:.1f} x as fast as the cheapest for {dearer:.1f} x the money"
         advice += f"; if money counts more, {terms(cheapest)}"
-    if not _equally_fast(best, fastest):
-        dearer = f"{fastest.tier}, whose price is not known"
-        if fastest in priced:
-            dearer = terms(fastest)
-        advice += f"; if time counts more, {dearer}"
+    # a run with a longer start-up may take longer at more images a second
+    if not is_fastest and (fastest not in priced or hours[fastest.tier] < hours[best.tier]):
+        advice += f"; if time counts more, {terms(fastest)}"
+    kept = [row for row in priced if not row.group.spot]
+    if best.group.spot and kept:
+        advice += f"; if it must not be interrupted, {terms(min(kept, key=product))}"
     yield f"{advice}."
     if len(priced) < len(rows):
         yield f"The advice is among {', '.join(usd)}, whose prices are known."
     if any(row.group.spot for row in rows):
-        prices = []
-        for row in priced:
-            strategy = "spot" if row.group.spot else "standard"
-            prices.append(f"{row.tier} {money(row.price_per_hour or 0.0)} as {strategy}")
         yield (
-            f"An hour costs {', '.join(prices)}. Google may take spot machines away at any time:"
-            " the run then resumes from its last checkpoint, and ends later."
+            "Google may take spot machines away at any time: the run then resumes from its last"
+            " checkpoint, ends later and costs more."
         )
 
 

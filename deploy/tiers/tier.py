@@ -101,7 +101,7 @@ class Tier(TierFacts):
     @property
     def price_name(self) -> str:
         """Returns the words for the price under the tier's strategy, such as `spot price`."""
-        return {"SPOT": "spot price", "FLEX_START": "FLEX_START price"}.get(self.strategy, "price")
+        return f"{STRATEGIES[self.strategy]} price"
 
     @property
     def timeout_s(self) -> float:

@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from google.auth.credentials import AnonymousCredentials
 
 import tests.deploy.image_emulator
 import tests.deploy.registry_emulator  # noqa: F401 (their addresses become those of the emulator)
 from deploy.__main__ import main
 from deploy.base.console import printed_on
-from deploy.platform.gcloud_and_sdk import SESSION, Session
+from deploy.platform.gcloud_and_sdk import BACKENDS
 from deploy.platform.rest import Platform
-from deploy.platform.retries import Clock
+from deploy.platform.retries import CLOCK
 from deploy.report.collection import collect
 from deploy.report.measures import TierSummary, summarize
 from tests.deploy.emulator import Emulator
@@ -129,24 +128,17 @@ def cloud(tmp_path: Path, flying: FlyingClock, monkeypatch: Patch) -> Iterator[E
     token = tmp_path / "token"
     token.write_text("not-a-secret")
     vars(ACCOUNT).update(ALL)
-    clock = Clock(lambda: flying.time, flying.sleep)
-    for name, replacement in (("clock", clock), ("login", AnonymousCredentials())):
-        monkeypatch.setitem(vars(SESSION), name, replacement)
+    monkeypatch.setitem(vars(CLOCK), "now", lambda: flying.time)
+    monkeypatch.setitem(vars(CLOCK), "sleep", flying.sleep)
     with Emulator() as google:
         for name, value in google.environment(token).items():
             monkeypatch.setenv(name, value)
         yield google
 
 
-@pytest.fixture
-def session(cloud: Emulator) -> Session:
-    """Returns the session of every command, with the emulator and the fast clock."""
-    return SESSION
-
-
 @pytest.fixture(params=[pytest.param("gcloud", marks=needs_gcloud), "sdk"])
 def backend(request: pytest.FixtureRequest, cloud: Emulator) -> Platform:
-    return SESSION.open(request.param, "my-proj", "us-central1")
+    return BACKENDS[request.param]("my-proj", "us-central1")
 
 
 def run(command: list[str], **more: Any) -> subprocess.CompletedProcess[str]:

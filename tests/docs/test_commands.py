@@ -22,7 +22,6 @@ import pytest
 
 from deploy.__main__ import main as deploy
 from deploy.cli import doctor, jobs, submit
-from deploy.platform.gcloud_and_sdk import Session
 from tests.deploy.emulator import Emulator
 from tests.docs.commands import Command, documented
 from tests.docs.sources import ROOT
@@ -55,7 +54,7 @@ def work(tmp_path: Path, monkeypatch: Patch, cloud: Emulator) -> Path:
     return folder
 
 
-def parse_use_of_a_run(command: Command, session: Session) -> None:
+def parse_use_of_a_run(command: Command) -> None:
     """Only parses the flags, because the command needs a trained model, and with it those of the
     data function."""
     kind = (
@@ -71,7 +70,7 @@ def parse_use_of_a_run(command: Command, session: Session) -> None:
     }
 
 
-def dry_run(command: Command, session: Session) -> None:
+def dry_run(command: Command) -> None:
     """Runs the command with --dry_run, because it would cost money; with --spec where it would
     upload."""
     arguments = [
@@ -80,24 +79,23 @@ def dry_run(command: Command, session: Session) -> None:
     assert deploy([command.words[3], "--dry_run", *arguments]) == 0
 
 
-def run_on_emulator(command: Command, session: Session) -> None:
+def run_on_emulator(command: Command) -> None:
     """Runs the command on a job that was submitted to an emulated Vertex AI."""
-    sdk = ["--backend=sdk"]
     verb = command.words[3]
     job = [
         "--recipe=wgan_gp_digits",
         "--image=us-docker.pkg.dev/p/r/x:1",
         "--bucket=gs://bucket",
+        "--backend=sdk",
         "--detach",
     ]
-    assert submit.main(["cpu", *job, *sdk], session) == 0
+    assert submit.main(["cpu", *job]) == 0
     run_verb = getattr(jobs, f"run_{verb}")
-    assert run_verb(
-        [*command.arguments, *sdk, *(["--yes"] if verb == "cancel" else [])], session
-    ) in (0, 75)
+    answer = ["--yes"] if verb == "cancel" else []
+    assert run_verb([*command.arguments, *answer]) in (0, 75)
 
 
-def make(command: Command, session: Session) -> None:
+def make(command: Command) -> None:
     """Prints what make would do; CI runs lint and the tests."""
     done = subprocess.run(
         ["make", "-n", *command.arguments], cwd=ROOT, capture_output=True, text=True, timeout=60
@@ -105,7 +103,7 @@ def make(command: Command, session: Session) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def pip(command: Command, session: Session) -> None:
+def pip(command: Command) -> None:
     """Compares the extras with setup.py; `make` installs them before the tests."""
     assert command.arguments[0] == "install"
     (what,) = [word for word in command.arguments[1:] if not word.startswith("-")]
@@ -117,7 +115,7 @@ def pip(command: Command, session: Session) -> None:
     assert set(extras.split(",")) - {""} <= known
 
 
-def parse_benchmark(command: Command, session: Session) -> None:
+def parse_benchmark(command: Command) -> None:
     """Only parses the flags: a measurement takes minutes on an idle machine, and `make bench` is
     started by hand."""
     module = importlib.import_module(command.subject)
@@ -126,7 +124,7 @@ def parse_benchmark(command: Command, session: Session) -> None:
     module.PARSER.parse_args(command.arguments)
 
 
-def gcloud_knows(command: Command, session: Session) -> None:
+def gcloud_knows(command: Command) -> None:
     """Looks the command up in gcloud's own table, because roles and logins cannot be tried without
     an account."""
     node = gcloud_tree()
@@ -153,7 +151,7 @@ def gcloud_tree() -> dict[str, Any]:
     return dict(runpy.run_path(str(table))["STATIC_COMPLETION_CLI_TREE"])
 
 
-Rule = Callable[[Command, Session], object]
+Rule = Callable[[Command], object]
 
 
 def ends_well(code: int) -> None:
@@ -175,33 +173,29 @@ CUTOFFS = {
 }
 
 
-def module_exists(command: Command, session: Session) -> None:
+def module_exists(command: Command) -> None:
     """Checks that the module exists; its own tests run it."""
     assert importlib.util.find_spec(command.words[2])
 
 
 RULES: Mapping[str, Rule] = {
     # These only parse their flags: they train for a while, or need a trained model.
-    "trainer.task": lambda command, session: Overrides.parse(command.arguments).config,
-    "trainer.check": lambda command, session: parse_request(
+    "trainer.task": lambda command: Overrides.parse(command.arguments).config,
+    "trainer.check": lambda command: parse_request(
         check.CheckOptions, command.arguments, check.USAGE
     ),
-    "trainer.launch": lambda command, session: ends_well(
-        not launch.read_launch(command.arguments)[-1]
-    ),
-    "trainer.plan": lambda command, session: parse_request(
-        plan.PlanFlags, command.arguments, plan.USAGE
-    ),
-    "trainer.generate": lambda command, session: parse_options(
+    "trainer.launch": lambda command: ends_well(not launch.read_launch(command.arguments)[-1]),
+    "trainer.plan": lambda command: parse_request(plan.PlanFlags, command.arguments, plan.USAGE),
+    "trainer.generate": lambda command: parse_options(
         generate.GenerateOptions, command.arguments, generate.USAGE
     ),
     "trainer.evaluate": parse_use_of_a_run,
     "trainer.predict": parse_use_of_a_run,
     # These run: on a few images, or without sending anything.
-    "trainer.data.prepare": lambda command, session: ends_well(prepare.main(command.arguments)),
-    "deploy machines": lambda command, session: ends_well(deploy([*command.words[3:]])),
-    "deploy doctor": lambda command, session: ends_well(
-        doctor.main([*command.words[4:], "--region=us-central1"], session) == 1
+    "trainer.data.prepare": lambda command: ends_well(prepare.main(command.arguments)),
+    "deploy machines": lambda command: ends_well(deploy([*command.words[3:]])),
+    "deploy doctor": lambda command: ends_well(
+        doctor.main([*command.words[4:], "--region=us-central1"]) == 1
     ),
     "deploy submit": dry_run,
     "deploy image": dry_run,
@@ -212,11 +206,11 @@ RULES: Mapping[str, Rule] = {
     "make": make,
     "pip": pip,
     "gcloud": gcloud_knows,
-    "pytest": lambda command, session: ends_well(
+    "pytest": lambda command: ends_well(
         not all((ROOT / word).exists() for word in command.arguments if word.startswith("tests/"))
     ),
     # which is no dependency
-    "pre-commit": lambda command, session: ends_well(command.arguments != ["install"]),
+    "pre-commit": lambda command: ends_well(command.arguments != ["install"]),
     "docs.pictures": module_exists,
     "docs.run_notebook": module_exists,
     "docs.walks": module_exists,
@@ -230,7 +224,6 @@ RULES: Mapping[str, Rule] = {
 @pytest.mark.parametrize("command", COMMANDS, ids=str)
 def test_a_documented_command_works(
     command: Command,
-    session: Session,
     cloud: Emulator,
     flying: Any,
     monkeypatch: Patch,
@@ -249,12 +242,12 @@ def test_a_documented_command_works(
         with pytest.raises(Cutoff):
             deploy(list(command.words[3:]))
     elif command.subject.startswith("benchmarks."):
-        parse_benchmark(command, session)
+        parse_benchmark(command)
     elif command.subject.startswith("trainer.") and not command.arguments:  # it is only mentioned
-        module_exists(command, session)
+        module_exists(command)
     else:
         flying.asleep = lambda: end_all(cloud)
-        RULES[command.subject](command, session)
+        RULES[command.subject](command)
 
 
 def end_all(google: Emulator) -> None:
@@ -264,12 +257,12 @@ def end_all(google: Emulator) -> None:
         google.end(job, "SUCCEEDED")
 
 
-def test_make_bench_runs_every_benchmark(session: Session) -> None:
+def test_make_bench_runs_every_benchmark() -> None:
     recipe = (ROOT / "Makefile").read_text(encoding="utf-8")
     found = re.findall(r"^\t\$\(RUN\) (-m benchmarks\..*)$", recipe, re.MULTILINE)
     commands = [Command("Makefile", ("python", *line.split())) for line in found]
     for command in commands:
-        parse_benchmark(command, session)
+        parse_benchmark(command)
     modules = (ROOT / "benchmarks").glob("*.py")
     all_of_them = {
         f"benchmarks.{path.stem}" for path in modules if "\nPARSER = " in path.read_text()

@@ -114,7 +114,7 @@ def test_submit_waits_reads_the_result_and_loads_the_model(
     cloud.run = trains
     job = submit("cpu", settings=TINY, **WHERE)
     with refused("not found: check --project=my-proj and --region=us-central1"):
-        _ = attach("projects/my-proj/locations/us-central1/customJobs/7", backend="sdk").result
+        _ = attach("projects/my-proj/locations/us-central1/customJobs/7").result
     stream = io.StringIO()
     assert job.wait(stream).state == "SUCCEEDED"
     assert "SUCCEEDED after" in stream.getvalue()
@@ -124,7 +124,7 @@ def test_submit_waits_reads_the_result_and_loads_the_model(
     assert [list(weights.shape) for weights in job.model().get_weights()] == [[2, 1], [1]]
     assert [status.name for status in jobs(["us-central1"], state="succeeded")] == [job.name]
     cloud.faults = [Fault("GET .*customJobs", 503) for _ in range(3)]
-    assert attach(job.name, backend="sdk").status.state == "SUCCEEDED"
+    assert attach(job.name).status.state == "SUCCEEDED"
     assert job.exit_code == 0
     assert jobs("us-central1", state="RUNNING") == []
     shown = capsys.readouterr()
@@ -158,10 +158,10 @@ def test_no_machines_here_are_looked_for_there_and_errors_are_exceptions(cloud: 
     assert "unknown setting 'spec'" in wrong
     unpriced = {"machine_type": "a4-highgpu-8g", "accelerator": "NVIDIA_B200:8"}
     error = error_of(submit, settings=TINY, **WHERE, **unpriced)
-    assert "the price of a4-highgpu-8g-x8 is not known: not submitted: give it" in error
+    assert "the standard price of a4-highgpu-8g-x8 is not known: not submitted: give it" in error
     cloud.faults = [Fault("customJobs", 503, times=1000)]
     with pytest.raises(PlatformFault) as caught:
-        attach(job.name, backend="sdk").wait()
+        attach(job.name).wait()
     assert caught.value.exit_code == STATE_UNKNOWN
     cloud.faults = []
 

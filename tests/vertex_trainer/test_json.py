@@ -83,13 +83,13 @@ def test_each_verb_prints_documents_of_the_schema(
     cloud.run = ends("SUCCEEDED")
     (sent,) = documents("submit", "l4x1", *SDK)
     assert sent["attempts"][-1]["state"] == "SUCCEEDED"
-    listed = documents("jobs", "--region=us-central1", "--backend=sdk")[0]["jobs"]
+    listed = documents("jobs", "--region=us-central1")[0]["jobs"]
     assert [job["name"] for job in listed] == [sent["job"]]
-    first, *_, end = documents("watch", "--backend=sdk")
+    first, *_, end = documents("watch")
     assert first["line"]["text"] == end["status"]["state"] == "SUCCEEDED"
     cloud.log(cloud.job, "step 1")
-    assert [logged["line"]["text"] for logged in documents("logs", "--backend=sdk")] == ["step 1"]
-    assert documents("cancel", "--backend=sdk", "--yes")[0]["status"]["state"] == "SUCCEEDED"
+    assert [logged["line"]["text"] for logged in documents("logs")] == ["step 1"]
+    assert documents("cancel", "--yes")[0]["status"]["state"] == "SUCCEEDED"
     assert documents("report", str(plant("run", [0.1] * 4)))[0]["tiers"][0]["tier"] == "run"
     flags = ["--on=vertex", *SDK, "--out=tiers", "--dry_run"]
     assert documents("compare", "l4x1", "l4x2", *flags)[0]["tiers"] == []

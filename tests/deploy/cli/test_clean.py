@@ -5,7 +5,6 @@ import json
 import pytest
 
 from deploy.cli import clean
-from deploy.platform.gcloud_and_sdk import Session
 from tests.deploy.conftest import Command
 from tests.deploy.emulator import Emulator, Fault, now
 from tests.deploy.image_emulator import REPOSITORY
@@ -67,7 +66,7 @@ def test_only_what_ended_jobs_alone_name_is_removed(used: Emulator, typed: Comma
 
 
 def test_images_that_no_recent_job_used_are_listed_with_their_sizes(
-    used: Emulator, session: Session, capsys: Capture
+    used: Emulator, capsys: Capture
 ) -> None:
     """One is named by a job, one is of last week, one of another name."""
     names = ["auto@sha256:1", "auto@sha256:2", "auto@sha256:3", "auto@sha256:4", "trainer@sha256:5"]
@@ -81,7 +80,7 @@ def test_images_that_no_recent_job_used_are_listed_with_their_sizes(
     for job, name, created in ((first, names[0], now()), (second, names[1], times[0])):
         job["jobSpec"]["workerPoolSpecs"][0]["containerSpec"]["imageUri"] = f"{REPOSITORY}/{name}"
         job["createTime"] = created
-    assert clean.main([*FLAGS, "--json"], session) == 0
+    assert clean.main([*FLAGS, "--json"]) == 0
     *shown, document = capsys.readouterr().out.splitlines()
     assert [image["address"] for image in json.loads(document)["images"]] == [
         f"{REPOSITORY}/{name}" for name in (names[1], names[3])

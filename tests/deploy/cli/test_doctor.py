@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from deploy.cli import doctor, submit
-from deploy.platform.gcloud_and_sdk import Session
 from deploy.platform.readiness import APIS_OF_IMAGES, NEEDED_APIS, OBJECTS, ROLES
 from tests.deploy.conftest import BY_SDK
 from tests.deploy.emulator import Emulator, Fault, ends
@@ -25,18 +24,18 @@ def account(cloud: Emulator, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace
     return ACCOUNT
 
 
-def lines(session: Session, capsys: Capture, *words: str) -> tuple[int, str]:
-    code = doctor.main(["--region=us-central1", "--bucket=gs://my-bucket", *words], session)
+def lines(capsys: Capture, *words: str) -> tuple[int, str]:
+    code = doctor.main(["--region=us-central1", "--bucket=gs://my-bucket", *words])
     return code, capsys.readouterr().out
 
 
-def test_all_is_good(account: SimpleNamespace, session: Session, capsys: Capture) -> None:
-    code, text = lines(session, capsys, "l4x4")
+def test_all_is_good(account: SimpleNamespace, capsys: Capture) -> None:
+    code, text = lines(capsys, "l4x4")
     assert code == 0
     assert {line.split()[0] for line in text.splitlines()} == {"good"}
     assert f"quota of l4x4: 4 of {L4} in us-central1, and it needs 4" in text
     assert "bucket's region: US-CENTRAL1" in text
-    code, text = lines(session, capsys)
+    code, text = lines(capsys)
     assert (code, "quota: NVIDIA_L4 4 in us-central1" in text) == (0, True)
 
 
@@ -89,7 +88,6 @@ def test_what_is_missing_is_one_bad_line_with_the_command(
     what: str,
     account: SimpleNamespace,
     cloud: Emulator,
-    session: Session,
     capsys: Capture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -100,42 +98,40 @@ def test_what_is_missing_is_one_bad_line_with_the_command(
     if what == "a project's name":
         monkeypatch.delenv("CLOUDSDK_CORE_PROJECT")
     region = ["--region=mars-1"] if what == "a region" else []
-    code, text = lines(session, capsys, "l4x4", *region)
+    code, text = lines(capsys, "l4x4", *region)
     (bad,) = [said for said in text.splitlines() if said.startswith("bad")]
     assert (code, bad.removeprefix("bad     ").startswith(line)) == (2, True), bad
     if taken and what not in ("a login", "a near bucket"):
         cloud.run = ends("SUCCEEDED")
-        assert submit.main(["l4x4", *BY_SDK], session) == 0
+        assert submit.main(["l4x4", *BY_SDK]) == 0
         assert f"warning: {bad}\n" in capsys.readouterr().out
 
 
 def test_a_bucket_of_another_region_costs(
-    account: SimpleNamespace, cloud: Emulator, session: Session, capsys: Capture
+    account: SimpleNamespace, cloud: Emulator, capsys: Capture
 ) -> None:
     cloud.bucket_location = "US-EAST1"
-    code, text = lines(session, capsys)
+    code, text = lines(capsys)
     assert (code, "us-central1 pay for what they read" in text) == (0, True)
 
 
 @pytest.mark.parametrize("api", APIS_OF_IMAGES)
-def test_images_need_apis_of_their_own(
-    api: str, account: SimpleNamespace, session: Session, capsys: Capture
-) -> None:
+def test_images_need_apis_of_their_own(api: str, account: SimpleNamespace, capsys: Capture) -> None:
     account.apis = {*APIS} - {api}
-    code, text = lines(session, capsys)
+    code, text = lines(capsys)
     line = f"{api}: off, and needed for images of your own alone: {ENABLE.format(api)}"
     assert (code, f"good    {line}\n" in text) == (0, True)
 
 
 def test_closed_interfaces_are_unknown(
-    account: SimpleNamespace, cloud: Emulator, session: Session, capsys: Capture
+    account: SimpleNamespace, cloud: Emulator, capsys: Capture
 ) -> None:
     off = (
         "Cloud Resource Manager API has not been used in project 1:"
         " cloudresourcemanager.googleapis.com"
     )
     cloud.faults = [Fault(r"/v1/projects/my-proj(:|$)", 403, times=2, message=off)]
-    code, text = lines(session, capsys)
+    code, text = lines(capsys)
     assert code == 0
     assert len(re.findall("^unknown (project|roles): ", text, re.MULTILINE)) == 2
     assert "`gcloud services enable cloudresourcemanager.googleapis.com --project=my-proj`" in text

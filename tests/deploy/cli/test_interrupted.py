@@ -65,8 +65,8 @@ def test_ctrl_c_after_a_lost_response_finds_the_job_and_the_same_command_follows
     "find",
     [
         ["submit", "cpu", *SDK],
-        ["watch", "", "--backend=sdk"],
-        ["cancel", "", "--backend=sdk", "--yes"],
+        ["watch", ""],
+        ["cancel", "", "--yes"],
     ],
 )
 def test_a_job_that_appears_after_the_second_ctrl_c_is_found_by_its_label(

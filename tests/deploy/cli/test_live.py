@@ -8,7 +8,7 @@ import pytest
 
 from deploy.tiers.tier import load_tier
 from tests.deploy.cli.conftest import made
-from tests.deploy.cli.test_watch import SDK
+from tests.deploy.cli.test_watch import MINE
 from tests.deploy.conftest import BY_SDK, Command, FlyingClock, Job, attempts
 from tests.deploy.emulator import POSTS, QUOTA, Emulator, Fault
 from tests.deploy.platform.test_backends import PARENT, SPEC
@@ -72,7 +72,7 @@ def test_a_watch_shows_progress_and_money_that_can_be_recomputed(
         flying.after(180, end)
 
     flying.asleep = restarted
-    _, *shown, last = typed("watch", priced["name"], *SDK).splitlines()
+    _, *shown, last = typed("watch", priced["name"], *MINE).splitlines()
     assert [line.split("  ", 1)[-1] for line in shown[:3]] == [
         "step 250 of 1,000 (25%), 0:02:30 left, loss 0.004; 1.80 USD so far, 36.00 at most",
         # A minute later; 50 s for 150 steps.
@@ -103,7 +103,7 @@ def test_jobs_are_listed_region_by_region_with_machine_labels_progress_and_money
     made(cloud)  # not of this package
 
     def listed(*flags: str) -> list[str]:
-        return typed("jobs", *SDK, *flags).splitlines()
+        return typed("jobs", *MINE, *flags).splitlines()
 
     header, first, _, progress, second, about = listed("--region=us-central1")
     assert header.startswith("created (UTC)  ")
@@ -112,7 +112,7 @@ def test_jobs_are_listed_region_by_region_with_machine_labels_progress_and_money
     assert progress.endswith("; 1.80 USD so far, 36.00 at most")
     words = f"2026-11-20 09:58 SUCCEEDED 1:30:00 5.40 USD demo {done['name']}"
     assert " ".join(second.split()) == words
-    assert about == "  g2-standard-12 with 1 NVIDIA_L4 in us-central1, user=ana, team=vision"
+    assert about == "  g2-standard-12 + 1 x NVIDIA_L4 in us-central1, user=ana, team=vision"
     none, _, expired, *_ = listed("--region=us-east4,europe-west4")
     assert none == "no jobs of this package in us-east4"
     assert expired.endswith(f"{waited['name']}: it got no machines while it waited (--max_wait)")
@@ -133,7 +133,7 @@ def test_progress_that_cannot_be_read_ends_no_watch(
     cloud.faults = [Fault("GET /storage", 403, times=99)]
     flying.after(201, lambda: cloud.end(priced, "SUCCEEDED"))
     line = "no progress: gs://my-bucket/7/stats.jsonl: no permission to read it"
-    assert typed("watch", priced["name"], *SDK).count(line) == 1
+    assert typed("watch", priced["name"], *MINE).count(line) == 1
 
 
 def test_the_bill_holds_every_job_that_wrote_to_the_directory(

@@ -19,7 +19,7 @@ from tests.fixtures import Json, Patch
 PLAIN = [*WHERE, *JOB, "--image=us-docker.pkg.dev/p/r/x:1"]
 SDK = [*PLAIN, "--backend=sdk"]
 DUP = ["submit", "cpu", *SDK, "--name=dup", "--detach"]
-WATCHED = [SDK[-1], "--project=my-proj"]
+WATCHED = ["--project=my-proj"]
 EAST = ["--region=us-central1,us-east4", *SDK[1:]]
 SLOW = [needs_gcloud, pytest.mark.slow]
 RECORD = "my-bucket/jobs/dup/submission.json"
@@ -185,13 +185,10 @@ def test_a_region_without_such_machines_is_passed_over(
     assert [attempt["state"] for attempt in attempts()] == ["NOT SUBMITTED", "SUCCEEDED"]
 
 
-@pytest.mark.parametrize("backend", [pytest.param("gcloud", marks=needs_gcloud), "sdk"])
-def test_sigterm_answers_as_ctrl_c(
-    backend: str, job: Job, flying: FlyingClock, typed: Command
-) -> None:
+def test_sigterm_answers_as_ctrl_c(job: Job, flying: FlyingClock, typed: Command) -> None:
     before = signal.getsignal(signal.SIGTERM)
     flying.asleep = lambda: os.kill(os.getpid(), signal.SIGTERM)
-    shown = typed("watch", job["name"], f"--backend={backend}", "--project=my-proj", code=75)
+    shown = typed("watch", job["name"], "--project=my-proj", code=75)
     assert f"and not cancelled; watch it: python -m deploy watch {job['name']}" in shown
     assert signal.getsignal(signal.SIGTERM) == before
     assert job["state"] == "JOB_STATE_PENDING"
@@ -199,7 +196,7 @@ def test_sigterm_answers_as_ctrl_c(
 
 @pytest.fixture(autouse=True)
 def _billed(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(bill, "billed_usd", lambda table, labels, clock: dict.fromkeys(labels, 0.5))
+    monkeypatch.setattr(bill, "billed_usd", lambda table, labels: dict.fromkeys(labels, 0.5))
 
 
 def test_a_second_attempt_is_billed_by_its_own_label_from_another_folder_too(
@@ -226,7 +223,7 @@ def test_a_job_is_found_from_another_folder_by_any_of_its_names(
     names = {"submission": file.stem, "display name": job["displayName"], "number": "1000"}
     name = names.get(kind, job["name"])
     ends("SUCCEEDED")(cloud, job)
-    regions = ["--backend=sdk", "--region=us-east1,us-central1"]
+    regions = ["--region=us-east1,us-central1"]
     typed("watch", name, *regions)
     shown = typed("bill", name, "--table=p.d.gcp_billing_export_v1_0A", *regions)
     (attempt,) = attempts()

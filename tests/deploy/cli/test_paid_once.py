@@ -1,8 +1,8 @@
 """Tests that nothing is paid twice without a word: the same command again, at the same time, and
 beside `clean`."""
 
-import dataclasses
 import random
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -13,8 +13,7 @@ import vertex_trainer
 from deploy.__main__ import main
 from deploy.cli import clean
 from deploy.platform.errors import STATE_UNKNOWN
-from deploy.platform.gcloud_and_sdk import SESSION
-from deploy.platform.retries import Clock
+from deploy.platform.retries import CLOCK
 from tests.deploy.cli.test_interrupted import interrupts_itself
 from tests.deploy.cli.test_lost_jobs import SDK, states
 from tests.deploy.conftest import BY_SDK, WHERE, Command, FlyingClock, Job
@@ -108,8 +107,6 @@ def test_clean_at_any_moment_leaves_what_a_submission_needs(
     needed = {name for name in cloud.objects if "/packages/" in name}
     requests = iter(range(moment))
     missing = set[str]()
-    # The emulator's times are real, and those of the session pass an hour in a second of waiting.
-    at_real_time = dataclasses.replace(SESSION, clock=Clock(sleep=SESSION.clock.sleep))
 
     def run(google: Emulator, job: Job) -> None:
         missing.update(needed - google.objects.keys())
@@ -122,7 +119,10 @@ def test_clean_at_any_moment_leaves_what_a_submission_needs(
     def interfere() -> None:
         if next(requests, None) is None:
             cloud.before_request = lambda: None
-            clean.main(CLEAN, at_real_time)
+            # the emulator's times are real; the fast clock passes an hour in a second
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setitem(vars(CLOCK), "now", time.time)
+                clean.main(CLEAN)
 
     cloud.run = run
     cloud.before_request = interfere
@@ -166,8 +166,8 @@ def test_no_drawn_sequence_of_commands_has_two_jobs_at_once(
 
     sends = [fit, lambda: main(["submit", *SCRIPT]), lambda: main(["submit", *SCRIPT, "--detach"])]
     others = [
-        lambda: main(["watch", "--backend=sdk"]),
-        lambda: main(["cancel", "--backend=sdk", "--yes"]),
+        lambda: main(["watch"]),
+        lambda: main(["cancel", "--yes"]),
         lambda: main(["clean", *CLEAN]),
         lambda: script.write_text(str(draw.random())),
         finish,

@@ -174,7 +174,7 @@ def test_a_script_that_hangs_leaves_no_process(tmp_path: Path, monkeypatch: Patc
     def say(name: str, line: str) -> None:
         said.append(line)
         if line.startswith("pids"):
-            job.stop()
+            job.stopped.set()
 
     job.print_line = say
     assert job.run().state == "CANCELLED"
@@ -259,7 +259,7 @@ def test_a_package_called_trainer_runs_on_two_workers(
     assert [line["step"] for line in stats] == [10, 20, 30]
     assert json.loads(vertex.objects[f"{folder}/result.json"])["state"] == "done"
     job["state"] = "JOB_STATE_RUNNING"
-    assert "step 30" in typed("jobs", f"--backend={backend}", "--region=us-central1")
+    assert "step 30" in typed("jobs", "--region=us-central1")
     job["state"] = "JOB_STATE_SUCCEEDED"
 
 
@@ -299,4 +299,4 @@ def test_jobs_of_a_script_are_compared(vertex: Emulator, target: list[str], type
     assert two.devices == 2
     assert two.simulated == ""
     assert cpu.final_loss == 1 / 8
-    assert two.cost == pytest.approx(two.price_per_hour * two.paid_seconds / 3600)
+    assert two.cost == pytest.approx(two.price_per_hour * two.total_seconds / 3600)

@@ -9,7 +9,6 @@ import pytest
 from deploy.api.jobs import attach
 from deploy.job.ledger import Attempt, Submission
 from deploy.platform.errors import STATE_UNKNOWN
-from deploy.platform.gcloud_and_sdk import SESSION
 from deploy.platform.retries import RETRY_S
 from tests.deploy.conftest import BY_SDK, Command, FlyingClock, Job
 from tests.deploy.emulator import RATE, Emulator, Fault
@@ -17,7 +16,7 @@ from tests.deploy.platform.test_backends import SPEC
 from tests.fixtures import Patch
 
 EXITED = "The replica workerpool0-0 exited with a non-zero status of"
-SDK = ["--backend=sdk", "--project=my-proj"]
+MINE = ["--project=my-proj"]
 
 
 def test_states_and_the_logs_of_all_workers_in_order_and_once(
@@ -41,7 +40,7 @@ def test_states_and_the_logs_of_all_workers_in_order_and_once(
         lambda: log("the last words", 0, "30"),
     ]
     flying.asleep = lambda: steps.pop(0)() if steps else None
-    *shown, last = typed("watch", job["name"], *SDK).splitlines()
+    *shown, last = typed("watch", job["name"], *MINE).splitlines()
     assert [line.split("  ", 1)[1] for line in shown] == [
         "PENDING",
         "RUNNING",
@@ -74,14 +73,14 @@ def test_the_exit_code_of_a_job_that_ended(
     job["jobSpec"] = {**SPEC, "baseOutputDirectory": {"outputUriPrefix": "gs://bucket/demo"}}
     cloud.begin(job)
     cloud.end(job, state, error)
-    shown = typed("watch", job["name"], *SDK, code=code)
+    shown = typed("watch", job["name"], *MINE, code=code)
     assert line in shown
     goes_on = "the same command with --job_dir=gs://bucket/demo"
     assert (goes_on in shown) == (code != 2)  # then the command itself has to change
     args = ["--recipe=wgan_gp_digits", "--on_gpus"]
     job["jobSpec"]["workerPoolSpecs"] = [{"containerSpec": {"args": args}}]
     # a check saves none
-    assert "checkpoint" not in typed("watch", job["name"], *SDK, code=code)
+    assert "checkpoint" not in typed("watch", job["name"], *MINE, code=code)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +98,7 @@ def test_ten_minutes_of_failures_are_survived(
     until = time.strftime("%H:%M", time.gmtime(flying.time + RETRY_S))
     cloud.faults = [Fault("customJobs|entries", kind, times=10**6, message=message)]
     flying.after(661, lambda: [cloud.faults.clear(), cloud.end(job, "SUCCEEDED")])
-    shown = typed("watch", job["name"], *SDK)
+    shown = typed("watch", job["name"], *MINE)
     assert len(cloud.requests) < 40  # backoff
     assert shown.endswith(f" ({told}): retrying until {until} UTC; Ctrl-C stops\n")
     assert shown.count("retrying") == 1
@@ -113,7 +112,7 @@ def test_a_job_of_unknown_state_has_not_failed(
 ) -> None:
     """Covers an expired token, and a service that is down for more than half an hour."""
     flying.after(0, lambda: cloud.faults.append(Fault("customJobs", code, times=1000)))
-    shown = typed("watch", job["name"], *SDK, code=STATE_UNKNOWN)
+    shown = typed("watch", job["name"], *MINE, code=STATE_UNKNOWN)
     line = f"{fix}.*the job may still be running; watch it: .* watch {job['name']}"
     assert re.search(line, shown)
 
@@ -124,7 +123,7 @@ def test_the_logs_are_those_of_the_jobs_project(cloud: Emulator, typed: Command)
     typed("submit", "cpu", *BY_SDK, "--detach", "--project=other-proj")
 
     def project(job: str, given: str = "") -> str:
-        return attach(job, given, "", "sdk", SESSION).gcp.project
+        return attach(job, given).gcp.project
 
     assert project("") == project(cloud.job["name"]) == "other-proj"
     assert project("", "third-proj") == "third-proj"
@@ -137,8 +136,7 @@ def test_a_job_number_is_in_gclouds_region(cloud: Emulator, monkeypatch: Patch) 
     for name, region in {"COMPUTE": "us-east1", "AI": "us-west1"}.items():
         monkeypatch.setenv(f"CLOUDSDK_{name}_REGION", region)
         assert (
-            attach("1000", "my-proj", "", "sdk", SESSION).name
-            == f"projects/my-proj/locations/{region}/customJobs/1000"
+            attach("1000", "my-proj").name == f"projects/my-proj/locations/{region}/customJobs/1000"
         )
 
 
@@ -160,16 +158,16 @@ def test_logs_are_printed_without_following(
         time = f"2026-11-20T10:00:0{number}Z"
         cloud.log(job, str(number), f"workerpool{number % 2}-0", time=time)
     cloud.log(job, "now")
-    lines = typed("logs", job["name"], *SDK, *flags).splitlines()
+    lines = typed("logs", job["name"], *MINE, *flags).splitlines()
     assert " ".join(line.split()[-1] for line in lines) == words
     assert flying.slept == 0
 
 
 def test_no_line_and_no_worker_are_said(job: Job, refused: Command, typed: Command) -> None:
     assert "no lines in its log of that time or worker" in typed(
-        "logs", job["name"], *SDK, "--worker=3"
+        "logs", job["name"], *MINE, "--worker=3"
     )
-    assert "worker=chief: 0 is the chief" in refused("logs", job["name"], *SDK, "--worker=chief")
+    assert "worker=chief: 0 is the chief" in refused("logs", job["name"], *MINE, "--worker=chief")
 
 
 def test_the_last_logs_are_retried_for_half_a_minute(
@@ -178,10 +176,10 @@ def test_the_last_logs_are_retried_for_half_a_minute(
     cloud.log(job, "the last words")
     cloud.end(job, "SUCCEEDED")
     cloud.faults = [Fault("entries", 503, times=3)]
-    assert "the last words" in typed("watch", job["name"], *SDK)
+    assert "the last words" in typed("watch", job["name"], *MINE)
     cloud.faults = [Fault("entries", 503, times=10**6)]
     began = flying.time
-    assert "no logs: " in typed("watch", job["name"], *SDK)
+    assert "no logs: " in typed("watch", job["name"], *MINE)
     assert flying.time < began + 60
 
 
@@ -200,20 +198,20 @@ def test_the_last_logs_are_retried_for_half_a_minute(
 def test_an_unknown_job_is_refused(
     arguments: list[str], line: str, cloud: Emulator, refused: Command
 ) -> None:
-    assert line in refused("watch", *arguments, "--backend=sdk")
+    assert line in refused("watch", *arguments)
 
 
 def test_jobs_are_those_of_gclouds_region_and_of_the_submissions_here_if_no_flag_names_one(
     cloud: Emulator, monkeypatch: Patch, refused: Command, typed: Command
 ) -> None:
     monkeypatch.delenv("CLOUDSDK_CORE_PROJECT")
-    assert "project is missing: use --project=ID" in refused("jobs", "--backend=sdk")
-    assert "region is missing: use --region=us-central1" in refused("jobs", *SDK)
+    assert "project is missing: use --project=ID" in refused("jobs")
+    assert "region is missing: use --region=us-central1" in refused("jobs", *MINE)
     Submission("s1", [Attempt("cpu", "my-proj", "us-east1", None, "gs://bucket/demo")]).write()
     for flags, region in (([], "us-east1"), (["--region=us-west1"], "us-west1")):
-        assert typed("jobs", "--backend=sdk", *flags) == f"no jobs of this package in {region}\n"
+        assert typed("jobs", *flags) == f"no jobs of this package in {region}\n"
     monkeypatch.setenv("CLOUDSDK_AI_REGION", "us-central1")
-    assert typed("jobs", "--backend=sdk").splitlines() == [
+    assert typed("jobs").splitlines() == [
         f"no jobs of this package in {region}" for region in ("us-central1", "us-east1")
     ]
 
@@ -224,11 +222,11 @@ def test_cancel_asks_cancels_and_waits(
     answers = ["y", "n"]
     cloud.begin(job)
     monkeypatch.setattr("builtins.input", answers.pop)
-    shown = typed("cancel", job["name"], *SDK, code=2)
+    shown = typed("cancel", job["name"], *MINE, code=2)
     assert shown.startswith("cancel demo (RUNNING, 0:00:0")
     assert "not cancelled" in shown
     assert job["state"] == "JOB_STATE_RUNNING"
-    assert "CANCELLED\n" in typed("cancel", job["name"], *SDK)
+    assert "CANCELLED\n" in typed("cancel", job["name"], *MINE)
     assert job["state"] == "JOB_STATE_CANCELLED"
-    typed("cancel", job["name"], *SDK)  # already over: no question
+    typed("cancel", job["name"], *MINE)  # already over: no question
     assert answers == []

@@ -28,7 +28,7 @@ def test_a_stop_after_the_upload_submits_nothing(
 
     def stopped(runner: VertexRunner, runs: Any) -> None:
         preflight(runner, runs)
-        runner.stop()
+        runner.stopped.set()
 
     monkeypatch.setattr(VertexRunner, "preflight", stopped)
     command("l4x1", "l4x2", "l4x4", "--parallel=3", code=75)

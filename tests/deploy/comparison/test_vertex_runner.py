@@ -37,7 +37,7 @@ def test_every_run_is_a_job_without_restarts_and_all_are_reported(
         assert job["labels"]["team"] == "vision"
     assert len({(output_of(job), job["labels"]["submission"]) for job in jobs}) == 4
     one, two = rows()
-    assert one.machine == "g2-standard-12 + 1 x NVIDIA_L4"
+    assert one.machine == "g2-standard-12 + 1 x NVIDIA_L4, spot"
     assert one.repeats == two.repeats == 2
     assert one.simulated == two.simulated == ""
     assert two.speed_up == pytest.approx(2, rel=0.01)
@@ -74,8 +74,8 @@ def test_a_dry_run_sums_over_tiers_and_repeats_and_submits_nothing(
     assert rest[0].startswith("these 6 jobs together may cost 36.00 USD until the timeout; there")
     assert rest[1].startswith("nothing was sent: ")
     shown = command("l4x1", "unpriced.yaml", *flags)
-    on = "unpriced: 3 jobs, each on a4x-highgpu-4g + 4 x NVIDIA_GB200 in us-central1: the price of"
-    assert on in shown
+    on = "unpriced: 3 jobs, each on a4x-highgpu-4g + 4 x NVIDIA_GB200 in us-central1: the"
+    assert re.search(rf"{re.escape(on)} \w+ price of", shown)
     assert "without it these 6 jobs together may cost 144.00 USD until the timeout" in shown
     both = "unpriced is not known: .* without it these 2 jobs .*: set a limit for each, such as --m"
     assert re.search(both, command("h100x8", "unpriced.yaml", code=2))

@@ -20,7 +20,6 @@ from deploy.job.options import JobOptions
 from deploy.job.script import read_script
 from deploy.job.workload import ScriptRun
 from deploy.planning.paid_jobs import cost_lines, estimate
-from deploy.platform.gcloud_and_sdk import Session
 from deploy.report.collection import fetched
 from deploy.tiers.tier import load_tier
 from tests.deploy.conftest import (
@@ -75,16 +74,14 @@ def test_a_job_that_ended_itself_is_told_by_submit_watch_and_jobs(
     assert "STOPPED after" in shown
     assert f"error: {WHY}" in shown
     assert f"the same command with --job_dir={output_of(job)}" in shown
-    typed("watch", job["name"], "--backend=sdk", code=75)
-    known = vertex_trainer.attach(job["name"], backend="sdk")
+    typed("watch", job["name"], code=75)
+    known = vertex_trainer.attach(job["name"])
     assert known.exit_code == 75
     assert known.status.state == "STOPPED"
     assert known.status.error == WHY
     assert known.result.state == "stopped"
     assert known.result.content["error"] == WHY
-    assert f"{job['name']}: {WHY}" in typed(
-        "jobs", "--project=my-proj", "--region=us-central1", "--backend=sdk"
-    )
+    assert f"{job['name']}: {WHY}" in typed("jobs", "--project=my-proj", "--region=us-central1")
     bill = content(fetched(str(output_of(job)), "job") / "billed.json")["jobs"]
     assert [*bill] == [job["name"]]
     assert bill[job["name"]]["seconds"] >= 0
@@ -197,7 +194,7 @@ def test_a_job_with_a_plan_may_take_three_times_its_upper_end(
     for flag, limit_s in (("--steps=4", 1800), ("--steps=400000", 0), ("--timeout=5h", 18000)):
         command = ["a100-80x8", "--project=p", *WHERE, *IMAGE, *JOB, flag, "--dry_run"]
         request = parse_verb(submit.SubmitFlags, command, USAGE)
-        (job,) = prepare_submission(request, Session()).jobs
+        (job,) = prepare_submission(request).jobs
         priced = estimate(job)
         assert priced
         seconds = job.tier.timeout_s

@@ -1,8 +1,6 @@
 """Tests that no job is lost track of: with real gcloud and the SDK, against the emulator with
 injected faults."""
 
-from functools import partial
-
 import pytest
 
 from deploy.job.ledger import Submission
@@ -10,7 +8,8 @@ from deploy.job.sending import Creation
 from deploy.platform import buckets
 from deploy.platform.api_error import ApiError
 from deploy.platform.errors import gcloud_error, lost_response
-from deploy.platform.gcloud_and_sdk import SESSION
+from deploy.platform.gcloud_and_sdk import BACKENDS
+from deploy.platform.retries import CLOCK
 from tests.deploy.conftest import needs_gcloud
 from tests.deploy.emulator import Emulator
 from tests.deploy.job.test_job import job
@@ -90,11 +89,11 @@ def test_neither_tls_nor_a_proxy_is_waited_for(
         monkeypatch.delenv("no_proxy", raising=False)
     else:
         monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_AIPLATFORM", f"{secure}/")
-    began = SESSION.clock.now()
+    began = CLOCK.now()
     with pytest.raises(ApiError, match=match) as caught:
-        Creation(job("cpu"), Submission("s1"), partial(SESSION.open, kind))._request_job()
+        Creation(job("cpu"), Submission("s1"), BACKENDS[kind])._request_job()
     assert not caught.value.may_have_succeeded
-    assert SESSION.clock.now() - began == 0.0
+    assert CLOCK.now() - began == 0.0
     assert cloud.requests == []
 
 

@@ -14,7 +14,6 @@ from deploy.api.submit import USAGE, SubmitOptions, prepare_submission
 from deploy.base.console import run_program
 from deploy.planning import cached_plans
 from deploy.planning.paid_jobs import estimate
-from deploy.platform.gcloud_and_sdk import Session
 from tests.deploy.conftest import JOB, WHERE, Command
 from tests.deploy.planted import content, keep_plan, remember_built
 from tests.fixtures import Patch
@@ -87,7 +86,7 @@ def test_fit_adds_micro_batches_before_16_bits(keep: Any, cloud: Any, typed: Com
 def test_a_plan_says_what_the_run_takes_here(keep: Any) -> None:
     """A step of 64 rows took 1 s, and 0.5 s a row; there are four."""
     keep()
-    plan = plan_by_options(parse_verb(PlanOptions, ["l4x1", *TRAINED], USAGE), Session())
+    plan = plan_by_options(parse_verb(PlanOptions, ["l4x1", *TRAINED], USAGE))
     assert "here: on this CPU: 2.2 min, 0 USD" in plan.sentences()
 
 
@@ -103,13 +102,13 @@ def test_a_plan_and_a_submission_estimate_the_same(
         remember_built(**({"mine": "1"} if built == "misfits" else {}))
     where = [tier, *TRAINED, *image]
     strategy = flag[2:].upper() or "STANDARD"
-    planned = plan_by_options(parse_verb(PlanOptions, where, USAGE), Session())
+    planned = plan_by_options(parse_verb(PlanOptions, where, USAGE))
     offers = {offer.strategy: offer for _, offer in planned.offers}
     if strategy == "FLEX_START" and tier == "cpu":  # which is refused
         assert strategy not in offers
         return
     command = [*where, *WHERE, "--project=p", *([flag] if flag else [])]
-    (job,) = prepare_submission(parse_verb(SubmitOptions, command, USAGE), Session()).jobs
+    (job,) = prepare_submission(parse_verb(SubmitOptions, command, USAGE)).jobs
     assert estimate(job) == offers.get(strategy)
 
 

@@ -55,7 +55,7 @@ PLAN = read_plan(planted_plan("float32", tempfile.mkdtemp()))
 
 
 def fit_of(plan: StepPlan, tier: str, **changes: Any) -> Any:
-    return fit_on(plan, replace(CONFIG, **changes), load_tier(tier), TABLE)
+    return fit_on(plan, replace(CONFIG, **changes), load_tier(tier))
 
 
 def plan_with(**numbers: float) -> StepPlan:
@@ -137,7 +137,7 @@ def test_virtual_replicas_cost_micro_batches_gathered_gradients_and_their_sums()
     assert by_virtual.middle - by_micro.middle == pytest.approx(
         (3 - 1.5) * 1e8 / (L4.rates.link_gb_per_s * 1e9)
     )
-    fits = [fit_on(PLAN, config, load_tier("l4x4"), TABLE) for config in (micro, virtual)]
+    fits = [fit_on(PLAN, config, load_tier("l4x4")) for config in (micro, virtual)]
     assert fits[1].needed.middle - fits[0].needed.middle == pytest.approx(3e8)
 
 
@@ -148,12 +148,12 @@ def test_16_bits_are_proposed_on_cards_alone_that_have_them() -> None:
 
 
 def test_data_that_fit_neither_memory_nor_disk_are_named() -> None:
-    memory, disk = host_problems(replace(PLAN, data_bytes=80 * 10**9), load_tier("l4x1"), TABLE)
+    memory, disk = host_problems(replace(PLAN, data_bytes=80 * 10**9), load_tier("l4x1"))
     assert memory.startswith(
         "the data need 153 GiB of the 48 GB of g2-standard-12: prepare them (python -m trainer.data"
     )
     assert disk == "the staged data need 80 GB of a disk of 100 GB: raise bootDiskSizeGb"
-    assert [*host_problems(PLAN, load_tier("l4x1"), TABLE)] == []
+    assert [*host_problems(PLAN, load_tier("l4x1"))] == []
 
 
 def test_the_time_is_that_of_the_device_and_of_the_host() -> None:
@@ -239,7 +239,7 @@ def test_cpus_take_what_this_one_took_by_their_number() -> None:
     two: Any = cpu_step_seconds(PLAN, CONFIG, machine, 2)
     # half of the rows, and the network
     assert two.middle == pytest.approx(17 / 2 + 200e-6 + 1e8 / 2e9)
-    mixed = forecast(load_tier("cpu"), PLAN, replace(CONFIG, precision="mixed_float16"), TABLE)
+    mixed = forecast(load_tier("cpu"), PLAN, replace(CONFIG, precision="mixed_float16"))
     assert (
         "no time of n1-standard-8 at precision=mixed_float16: give a run with --from="
         in mixed.problems
@@ -337,7 +337,7 @@ def test_a_price_of_the_users_own_is_not_mixed_with_one_of_the_table(
         (
             ["t4x1"],
             "float64",
-            "t4x1: no rate for precision=float64: give a run on it with --from=",
+            "t4x1: no time of NVIDIA_TESLA_T4 at precision=float64: give a run with --from=",
         ),
         (
             ["l4x8", "--global_batch_size=12"],
@@ -412,7 +412,7 @@ def test_a_plan_is_kept_by_what_it_depends_on(monkeypatch: Patch) -> None:
 
 
 def test_several_devices_have_no_time_if_a_step_of_two_replicas_could_not_be_traced() -> None:
-    two = forecast(load_tier("l4x2"), replace(PLAN, work_of_two=None), CONFIG, TABLE)
+    two = forecast(load_tier("l4x2"), replace(PLAN, work_of_two=None), CONFIG)
     assert two.step is None
     assert (
         "no time: its step could not be traced on two replicas (python -m trainer.plan says why)"

@@ -10,10 +10,9 @@ from deploy.api.plan import LINES, WIDTH, Plan
 from deploy.planning.forecast import PricedEstimate, forecast
 from deploy.planning.step_time import Interval
 from deploy.report.formatting import span
-from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import load_tier, tier_names
 from tests.deploy.planted import planted_plan
-from trainer.base.run_files.plan_file import StepPlan, read_plan
+from trainer.base.run_files.plan_file import CpuSteps, LinearInRows, StepPlan, read_plan
 from trainer.base.settings.train_config import TrainConfig
 
 FIRST = 6  # lines, in which each question is answered
@@ -24,9 +23,7 @@ def answered(
 ) -> list[str]:
     """Returns the lines of the plan of these tiers, by default of all."""
     config = TrainConfig(model="mine:build", data="mine:data", **settings)
-    forecasts = [
-        forecast(load_tier(name), plan, config, load_machines()) for name in tiers or tier_names()
-    ]
+    forecasts = [forecast(load_tier(name), plan, config) for name in tiers or tier_names()]
     lines = str(Plan(plan, forecasts, "mine on mine", [], within)).splitlines()
     assert len(lines) <= LINES
     assert all(len(line) <= WIDTH and not line.endswith("…") for line in lines)
@@ -50,13 +47,17 @@ def test_the_cheapest_within_a_time_and_whether_four_gpus_are_worth_it() -> None
     assert re.search(r" l4x4 is \S+ x as fast as l4x1 for ", four)
 
 
+def test_a_plan_says_that_a_cpu_is_fast_enough() -> None:
+    plan = replace(read_plan(planted_plan()), cpu=CpuSteps(LinearInRows(0.001, 0.0), 2))
+    small = answered(plan, "cpu", "l4x1", "l4x4", steps=20_000)
+    assert " no, a CPU is fast enough: l4x" in line_of("GPUs?", small)
+    assert not any(line.startswith("  4 GPUs?") for line in small)
+
+
 def test_a_tier_that_surely_fits_goes_before_a_cheaper_one_that_may_not() -> None:
     plan = read_plan(planted_plan(row_gib=0.1))
     config = TrainConfig(model="mine:build", data="mine:data", steps=1000, global_batch_size=180)
-    of = {
-        name: forecast(load_tier(name), plan, config, load_machines())
-        for name in ("l4x1", "a100x1")
-    }
+    of = {name: forecast(load_tier(name), plan, config) for name in ("l4x1", "a100x1")}
     both = Plan(plan, [*of.values()], "mine", []).sentences()
     alone = Plan(plan, [of["l4x1"]], "mine", [])
     assert any(line.startswith("cheapest: a100x1 ") for line in both)
@@ -81,7 +82,6 @@ def test_a_precision_that_makes_another_tier_the_cheapest_is_a_line(
                 load_tier(tier),
                 plan,
                 TrainConfig(steps=20_000, global_batch_size=32, precision=precision),
-                load_machines(),
             )
             for tier in tiers
         ]
@@ -112,7 +112,7 @@ def test_the_fastest_is_one_tier_by_what_differs_and_the_cheaper_of_equal_ones()
         ("l4x8", Interval(0.5, 1.2, 1.5), 1.0),
     )
     for name, hours, usd in jobs:
-        tier = forecast(load_tier(name), plan, TrainConfig(steps=1000), load_machines())
+        tier = forecast(load_tier(name), plan, TrainConfig(steps=1000))
         choices.append((tier, PricedEstimate("STANDARD", usd, hours, hours.times(usd))))
     for limit, answer in (
         (1.3, "for 1.30 USD: perhaps l4x8 standard 1.20 USD (0.50 - 1.50) 72 min (30 - 90)"),

@@ -17,7 +17,7 @@ from google.auth.exceptions import DefaultCredentialsError
 from deploy.platform import buckets
 from deploy.platform.api_error import ApiError
 from deploy.platform.errors import describe_error
-from deploy.platform.gcloud_and_sdk import SESSION, Gcloud, Sdk
+from deploy.platform.gcloud_and_sdk import Gcloud, Sdk
 from deploy.platform.rest import Platform
 from deploy.tiers.gcp_config import GcpConfig
 from tests.deploy.conftest import Command, FlyingClock, needs_gcloud, run, stand_in
@@ -99,7 +99,6 @@ def test_one_login_alone_does_everything(
     cloud: Emulator,
     tmp_path: Path,
     flying: FlyingClock,
-    monkeypatch: Patch,
     typed: Command,
 ) -> None:
     """Uploads, submits and watches, while the token expires in each of them; no token is printed,
@@ -125,8 +124,7 @@ def test_one_login_alone_does_everything(
 
     flying.asleep = asleep
     flying.sleep(3595)
-    monkeypatch.setitem(vars(SESSION), "login", None)
-    shown = typed("watch", name, "--project=my-proj", f"--backend={kind.__name__.lower()}")
+    shown = typed("watch", name, "--project=my-proj")
     assert "the last words" in shown
     files = Path(os.environ["CLOUDSDK_CONFIG"], "logs").rglob("*.log")
     logs = "".join(file.read_text() for file in files)
