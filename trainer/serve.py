@@ -50,7 +50,6 @@ def main(arguments: Sequence[str]) -> int:
         from trainer.run.served_model import ServedModel
 
     def load() -> ServedModel:
-        log.info(f"loads the model of {run}")
         model = ServedModel(model_folder(run), run)
         rows = f"up to {model.most_rows:,} rows a call"
         log.info(
