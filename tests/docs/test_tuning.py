@@ -46,7 +46,7 @@ def test_the_config_is_of_the_sdk_s_type_and_the_trainer_takes_what_the_service_
     config_of_trial: Any = Overrides.parse(
         [*arguments, *(f"--{name}={value}" for name, value in added.items())]
     )
-    assert config_of_trial.resolve().width == 16
+    assert config_of_trial.config.width == 16
     assert job.trial_job_spec.base_output_directory.output_uri_prefix.startswith(
         "gs://bucket/jobs/"
     )

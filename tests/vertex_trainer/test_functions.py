@@ -122,7 +122,7 @@ def test_submit_waits_reads_the_result_and_loads_the_model(
     assert job.result.metrics == {"loss": 0.2, "val_accuracy": 0.9}
     assert job.result.steps == 4
     assert [list(weights.shape) for weights in job.model().get_weights()] == [[2, 1], [1]]
-    assert [status.name for status in jobs(["us-central1"], state="succeeded")] == [job.name]
+    assert [status.name for status in jobs(["us-central1"], state="SUCCEEDED")] == [job.name]
     cloud.faults = [Fault("GET .*customJobs", 503) for _ in range(3)]
     assert attach(job.name).status.state == "SUCCEEDED"
     assert job.exit_code == 0
@@ -372,6 +372,6 @@ def test_values_become_what_a_command_reads() -> None:
     assert asked.price_per_hour == prices
     assert "epochs" not in request.program.values
     assert request.program.values["steps"] == 5
-    flags = "--fit=true --from=a --from=b --price_per_hour=l4x1=1.0 --recipe=mlp_mnist --steps=5"
+    flags = "--from=a --from=b --fit=true --price_per_hour=l4x1=1.0 --steps=5 --recipe=mlp_mnist"
     assert request.command == f"python -m deploy plan l4x1 {flags}"
     assert set(vertex_trainer.__all__) == set(dir(vertex_trainer))

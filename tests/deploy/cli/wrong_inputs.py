@@ -193,7 +193,12 @@ FLAGS: list[tuple[str, ...]] = [
     ),
     ("l4x4", "--recipe=wgan_gp_photos", "--data=shards:gs://My_Bucket/x", "lower-case letters"),
     ("l4x4", "--job_dir=runs/x", "job_dir=runs/x: the job's machines cannot read this disk"),
-    ("l4x4", "--fid_features=model.keras", "fid_features=model.keras: the job's machines cannot"),
+    (
+        "l4x4",
+        "--fid_every_steps=5",
+        "--fid_features=model.keras",
+        "fid_features=model.keras: the job's machines cannot",
+    ),
     ("l4x4", "--initial_model=/home/me/m.keras", "use --initial_model=gs://BUCKET/m.keras"),
     (
         "l4x4",
