@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from keras import Input, Model, Sequential, layers, optimizers
+from keras import Input, Model, Sequential, layers, metrics, ops, optimizers, random
 from numpy.random import default_rng
 
 _DRAWN = default_rng(0)
@@ -55,6 +55,11 @@ def _some(x: Any) -> Any:
     return tf.cast(tf.size(tf.where(x > 0)), x.dtype)
 
 
+def _of_action(x: Any, action: Any) -> Any:
+    index = tf.stack([tf.range(tf.shape(x)[0]), action], 1)
+    return tf.gather_nd(x, index)[:, None]
+
+
 picked = _with(lambda x: x + tf.reduce_mean(tf.boolean_mask(x, x[:, 0] > 0)))
 mean_of_some = _with(lambda x: x + tf.reduce_mean(x) / _some(x))
 reversed_rows = _with(lambda x: x + tf.reverse(x, [0]))
@@ -64,10 +69,58 @@ by_place = _with(lambda x: x * tf.cast(tf.range(tf.shape(x)[0]), x.dtype)[:, Non
 by_number = _with(lambda x: x * (1.0 + _number(x)))
 stateful = _with(lambda x: x + tf.ensure_shape(tf.py_function(np.random.rand, [], tf.float32), ()))
 shifted = _with(lambda x: tf.nn.softmax(x - tf.reduce_max(x)))
+standardised = _with(lambda x: x - tf.reduce_mean(x, 0))
+own_action = _with(lambda x: x * _of_action(x, tf.argmax(x, 1, tf.int32)))
+largest = _with(lambda x: tf.math.top_k(x, 8)[0])
+drawn = _with(lambda x: x + random.normal((tf.shape(x)[0], 8), dtype=x.dtype))
 asserted = _with(lambda x: (tf.debugging.assert_less(tf.reduce_max(x), 1e6), x)[1])
 of_batch_in_branch = _with(
     lambda x: tf.cond(tf.reduce_sum(x) > 1e9, lambda: x - tf.reduce_mean(x, 0), lambda: x)
 )
+
+
+class Sampling(layers.Layer):
+    """Draws around its inputs, and adds their distance from a normal distribution to the loss."""
+
+    def __init__(self) -> None:
+        super().__init__(name="sampling")
+        self.seeds = random.SeedGenerator(1)
+
+    def call(self, x: Any) -> Any:
+        self.add_loss(-0.5 * ops.mean(ops.sum(1 + x - ops.square(x) - ops.exp(x), 1)))
+        return x + random.normal(ops.shape(x), dtype=x.dtype, seed=self.seeds)
+
+
+def sampled(config: Any, dataset: Any) -> Any:
+    return _compiled(layers.Dense(2), Sampling(), layers.Dense(1))
+
+
+class Tracked(Model):
+    """Counts the mean loss of each step, as the guide of Keras does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = layers.Dense(1)
+        self.tracker = metrics.Mean(name="loss")
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        return self.head(x)
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        self.tracker.update_state(loss)
+        return {"loss": self.tracker.result()}
+
+
+def tracked(config: Any, dataset: Any) -> Any:
+    model = Tracked()
+    model(_X[:2])
+    model.compile("adam", "mse")
+    return model
 
 
 class Averaging(layers.Layer):
@@ -168,7 +221,13 @@ FINDINGS = {
     "reversed_rows": "ReverseV2 changes the order",
     "rolled": "Roll changes the order",
     "cut": "takes some rows of one replica by their places",
-    "by_place": "a constant has a value for each place",
+    "by_place": "depends on the place in the batch",
+    "standardised": "combines rows and a sum or mean",
+    "largest": "",
+    "own_action": "",
+    "drawn": "",
+    "sampled": "",
+    "tracked": "",
     "by_number": "reads the number of this replica",
     "stateful": "EagerPyFunc keeps a state of its own",
     "shifted": "Max is over the rows of one replica",

@@ -553,8 +553,9 @@ def trained_by(optimizer: keras.optimizers.Optimizer) -> list[Any]:
 
 
 def graph_of_function(graph: Any, name: str) -> Any:
-    """Returns the graph of a function that `graph` calls."""
-    return _private("tensorflow.Graph._get_function", name, owner=graph)(name).graph
+    """Returns the graph of a function that `graph` calls; None if it is not kept, as of a Defun."""
+    function = _private("tensorflow.Graph._get_function", name, owner=graph)(name)
+    return getattr(function, "graph", None)
 
 
 def in_float64() -> AbstractContextManager[None]:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from trainer.proof.labels import ROWS, SAME, SUM, UNIFORM, ZERO, Label, Mixes, NoRule
+from trainer.proof.labels import BY_PLACE, ROWS, SAME, SUM, UNIFORM, ZERO, Label, Mixes, NoRule
 from trainer.proof.node import NOT_LINEAR, PAIRS, Axes, Node
 
 OVER_ROWS = "is over the rows of one replica"
@@ -74,19 +74,24 @@ def label_by_letters(
     if labels and (not others or (factors and len(others) < len(labels))):
         return Label(ZERO)
 
-    # Terms must have one power, and only one factor may be a sum.
+    # A sum meets no rows.
     has_sum = any(label.kind == SUM for label in others)
+    if has_sum and any(node.settled(number).has_rows for number in axes.inputs):
+        raise Mixes("combines rows and a sum or mean over the rows of one replica")
+
+    # Terms must have one power, and only one factor may be a sum.
     if terms and has_sum:
         others = [label.as_sum() for label in others]
+    if terms:
+        # What a metric has counted so far has the power of what is added to it.
+        counted = [label for label in others if label.of_metric and label.kind == SUM]
+        others = [label for label in others if label not in counted] or counted
     if terms and len({label.power for label in others}) > 1:
         raise Mixes(DIVIDED)
     if factors and sum(label.kind == SUM for label in others) > 1:
         raise Mixes(NOT_LINEAR)
     power = sum(label.power for label in others[: 1 if terms else None])
 
-    # A sum meets no rows, and the rows go with their letter.
-    if has_sum and any(node.settled(number).has_rows for number in axes.inputs):
-        raise Mixes("adds rows and a sum over the rows of one replica, or multiplies them")
     if has_sum:
         return Label(SUM, power=power)
     return _placed(node, axes, sums, why)._replace(power=power)
@@ -107,9 +112,11 @@ def _placed(node: Node, axes: Axes, sums: bool, why: str) -> Label:
             raise Mixes(PAIRS)
         if output.kind == label.kind == ROWS and output[2:4] != label[2:4]:
             raise NoRule("meets rows in another order")
+        places = output.places + label.places
         if output.kind != ROWS:
             output = label._replace(of_metric=False)
             place = letter
+        output = output._replace(places=places)
     if not output.has_rows:
         return output
     if place in axes.output:
@@ -129,27 +136,36 @@ def broadcast(node: Node, *numbers: int) -> Axes:
 
 
 rule("Add AddV2 Sub", terms=ALL)(broadcast)
-rule("Mul MulNoNan", factors=ALL)(broadcast)
 rule("SigmoidGrad TanhGrad RsqrtGrad SqrtGrad InvGrad ReciprocalGrad", factors=(1,))(broadcast)
 rule("ReluGrad Relu6Grad LeakyReluGrad EluGrad SeluGrad SoftplusGrad SoftsignGrad", factors=(0,))(
     broadcast
 )
-rule("Square L2Loss", factors=(0, 0), sums=True)(
-    lambda node: broadcast(node)._replace(
-        output=() if node.type == "L2Loss" else range(-node.rank(0), 0)
-    )
-)
+rule("L2Loss", factors=(0, 0), sums=True)(lambda node: broadcast(node)._replace(output=()))
 rule("SelectV2 Select", terms=(1, 2))(broadcast)
 rule(
-    "Abs Acos Acosh Asin Asinh Atan Atan2 Atanh BitwiseAnd BitwiseOr BitwiseXor Ceil ClipByValue"
-    " Cos Cosh Digamma Elu Equal Erf Erfc Erfinv Exp Expm1 Floor FloorDiv FloorMod Greater"
-    " GreaterEqual Inv IsFinite IsInf IsNan LeakyRelu Less LessEqual Lgamma Log Log1p LogicalAnd"
-    " LogicalNot LogicalOr Maximum Minimum Mod NotEqual Pow Reciprocal Relu Relu6 Rint Round Rsqrt"
-    " Selu Sigmoid Sin Sinh Softplus Softsign Sqrt Tan Tanh TruncateDiv TruncateMod Xdivy Xlog1py"
+    "Acos Acosh Asin Asinh Atan Atan2 Atanh BitwiseAnd BitwiseOr BitwiseXor Bucketize Ceil"
+    " ClipByValue Cos Cosh Digamma Elu Equal Erf Erfc Erfinv Exp Expm1 Floor FloorDiv FloorMod"
+    " Greater GreaterEqual Inv IsFinite IsInf IsNan Less LessEqual Lgamma Log Log1p LogicalAnd"
+    " LogicalNot LogicalOr Mod NotEqual Pow Reciprocal Relu6 Rint Round Rsqrt"
+    " Selu Sigmoid Sin Sinh Softplus Softsign Tan Tanh TruncateDiv TruncateMod Xdivy Xlog1py"
     " Xlogy RightShift LeftShift Bitcast Invert BesselI0e BesselI1e StaticRegexReplace AsString"
     " StringLower StringUpper StringToHashBucketFast"
 )(broadcast)
 rule("LookupTableFindV2")(lambda node: broadcast(node, 1))
+
+
+@rule("Mul MulNoNan", factors=ALL)
+def product(node: Node) -> Axes | Label:
+    """Multiplies values; places are counted in larger steps."""
+    axes = broadcast(node)
+    places = [node.label(number).places for number in (0, 1)]
+    if not any(places):
+        return axes
+    factor = node.value(places.index(0)) if 0 in places else ()
+    if np.size(factor) != 1:
+        raise Mixes(BY_PLACE)
+    label = label_by_letters(node, axes, factors=ALL)
+    return label._replace(places=label.places * int(np.ravel(factor)[0]))
 
 
 @rule("RealDiv DivNoNan")
@@ -187,6 +203,8 @@ def all_inputs(node: Node) -> list[Label]:
 @rule("Cast", terms=(0,))
 def cast(node: Node) -> Axes | Label:
     """Is linear, unless it rounds to integers or asks whether a number is not zero."""
+    if node.label(0).places and not node.dtype.is_integer:
+        raise Mixes(BY_PLACE)
     was_floating = node.operations[0].inputs[0].dtype.is_floating
     narrows = node.dtype.is_bool or (node.dtype.is_integer and was_floating)
     if narrows and node.label(0).kind != ZERO:
@@ -194,13 +212,25 @@ def cast(node: Node) -> Axes | Label:
     return linear_part(node)
 
 
-@rule("SquaredDifference Sign")
-def of_difference(node: Node) -> Label:
-    """Doubles the power; a sign, which is that of any multiple, has none."""
-    label = label_by_letters(node, broadcast(node), terms=ALL)
-    if label.kind == SUM:
+# Functions of which a multiple of the inputs makes that multiple, to this exponent.
+_EXPONENTS = {
+    **dict.fromkeys(("Abs", "LeakyRelu", "Maximum", "Minimum", "Relu"), 1),
+    "Sign": 0,
+    "Sqrt": 0.5,
+    "Square": 2,
+    "SquaredDifference": 2,
+}
+
+
+@rule(" ".join(_EXPONENTS))
+def of_multiples(node: Node) -> Label:
+    """Multiplies the power by an exponent."""
+    labels = [node.label(number) for number in range(len(node.labels))]
+    powers = {label.power for label in labels if label.kind != ZERO} or {0}
+    power = powers.pop() * _EXPONENTS[node.type]
+    if powers or power != int(power) or SUM in [label.kind for label in labels]:
         raise Mixes(NOT_LINEAR)
-    return label._replace(power=0 if node.type == "Sign" else 2 * label.power)
+    return label_by_letters(node, broadcast(node), terms=ALL)._replace(power=int(power))
 
 
 @rule("ZerosLike")
@@ -328,7 +358,10 @@ rule(
     sums=True,
 )(by_row(0, 2, sizes=1, summed=True))
 rule("MaxPool MaxPool3D RGBToHSV HSVToRGB AdjustContrastv2 AdjustHue AdjustSaturation")(by_row(0))
-rule("AvgPool AvgPool3D SpaceToDepth DepthToSpace ResizeNearestNeighborGrad", terms=ALL)(by_row(0))
+rule(
+    "AvgPool AvgPool3D SpaceToDepth DepthToSpace ResizeNearestNeighborGrad ExtractImagePatches",
+    terms=ALL,
+)(by_row(0))
 rule("ResizeBilinear ResizeBicubic ResizeNearestNeighbor", terms=ALL)(by_row(0))
 rule("MaxPoolGrad MaxPool3DGrad MaxPoolGradGrad", factors=(2,))(by_row(0, 1, 2))
 rule("AvgPoolGrad AvgPool3DGrad", terms=ALL)(by_row(1, sizes=0))

@@ -6,7 +6,8 @@ which is 1 for one device with all rows:
 
 - SAME: every replica has what that device would have.
 - ROWS: this replica's rows of it, along an axis of the size blocks * b * inner. Several batches one
-  after another are blocks; inner neighbours belong to one row.
+  after another are blocks; inner neighbours belong to one row. Places may be counted from the
+  replica's first row on: their label says how many a row has.
 - UNIFORM: equal along an axis that is as long as there are rows, as of a mean's gradient.
 - SUM: the replicas' values add up to it. What is SAME with the power p adds up with the power p -
   1.
@@ -26,6 +27,8 @@ SUM = "sum"
 ZERO = "zero"
 MIXED = "mixed"
 UNKNOWN = "unknown"
+INDEX = -1
+BY_PLACE = "depends on the place in the batch"
 Shape = tuple[Any, ...]  # sizes, None where one is unknown
 Shapes = tuple[Shape | None, Shape | None]  # in the two traces
 
@@ -41,6 +44,9 @@ class Label(NamedTuple):
     operation: Any = None  # that mixed rows, or has no rule
     why: str = ""
     of_metric: bool = False  # whether it was computed from what a metric has counted so far
+    # so many times the number of its row is added to each value; INDEX: the last axis begins with
+    # the number of the row
+    places: int = 0
 
     @property
     def has_rows(self) -> bool:
@@ -119,7 +125,7 @@ def label_of_values(first: Any, second: Any, rows: tuple[int, int]) -> Label:
                 if alike:
                     return label._replace(kind=UNIFORM, axis=axis, blocks=1)
                 return label._replace(kind=ROWS, axis=axis, blocks=int(counts[0]))
-    return Label(MIXED, why="a constant has a value for each place in the batch")
+    return Label(MIXED, why=BY_PLACE)
 
 
 def joined(first: Label, second: Label) -> Label:

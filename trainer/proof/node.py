@@ -9,6 +9,8 @@ import tensorflow as tf
 
 from trainer.invariance.internals import run_operation
 from trainer.proof.labels import (
+    BY_PLACE,
+    INDEX,
     ROWS,
     SAME,
     SUM,
@@ -26,6 +28,13 @@ from trainer.proof.labels import (
 Values = tuple[Any, Any]  # of a tensor in both traces, as arrays
 NOT_LINEAR = "is not linear in a sum over the rows of one replica, or in how many they are"
 PAIRS = "pairs the rows of one replica with each other"
+# Operations that keep places counted from the first row of a replica, or read them.
+_INDEXING = ("Cast", "Identity", "GatherNd", "ScatterNd")
+_COUNTING = (
+    *("AddV2", "Mul", "Reshape", "ExpandDims", "StridedSlice", "Pack", "ConcatV2"),
+    "UnsortedSegmentSum",
+    *_INDEXING,
+)
 _MOST_VALUES = 4096  # of a tensor that is computed while labels are found
 
 
@@ -112,9 +121,12 @@ class Node:
     def label(self, number: int) -> Label:
         """Returns an input's label. Raises Inherited if it is bad."""
         self.read.add(number)
-        if self.labels[number].is_bad:
-            raise Inherited(self.labels[number])
-        return self.labels[number]
+        label = self.labels[number]
+        if label.is_bad:
+            raise Inherited(label)
+        if label.places and self.type not in (_INDEXING if label.places == INDEX else _COUNTING):
+            raise Mixes(BY_PLACE)
+        return label
 
     def settled(self, number: int) -> Label:
         """Returns an input's label, and for zeros the one that follows from their shape.
@@ -157,8 +169,12 @@ class Node:
         for trace, sizes in enumerate(shapes):
             if sizes is None or None not in sizes or number:
                 continue
-            if self.type in ("Reshape", "BroadcastTo") and self.known[1]:
-                pairs = zip(sizes, self.known[1][trace].tolist(), strict=True)
+            if self.type in ("Reshape", "BroadcastTo", "Tile") and self.known[1]:
+                targets = self.known[1][trace].tolist()
+                if self.type == "Tile":
+                    pairs = zip(self.shapes[0][trace] or (), targets, strict=True)
+                    targets = [-1 if size is None else size * count for size, count in pairs]
+                pairs = zip(sizes, targets, strict=True)
                 shapes[trace] = tuple(size if target < 0 else target for size, target in pairs)
             elif self.axes:
                 shapes[trace] = self._sizes_by_letters(sizes, trace)

@@ -2,6 +2,7 @@
 lists."""
 
 import math
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -10,6 +11,8 @@ import numpy as np
 
 from trainer.proof.arithmetic import ALL, DIVIDED, broadcast, label_by_letters, rule
 from trainer.proof.labels import (
+    BY_PLACE,
+    INDEX,
     ROWS,
     SAME,
     UNIFORM,
@@ -150,11 +153,22 @@ def tiled(node: Node) -> Label:
 
 
 @rule("Pack", terms=ALL)
-def stacked(node: Node) -> Axes:
+def stacked(node: Node) -> Axes | Label:
     """Adds an axis along which the inputs lie."""
     letters = range(node.rank(0))
-    output = _with_new(letters, node.attribute("axis")).output
-    return Axes(dict.fromkeys(range(len(node.labels)), letters), output)
+    axes = _with_new(letters, node.attribute("axis"))
+    axes = axes._replace(inputs=dict.fromkeys(range(len(node.labels)), letters))
+    return _index(node, axes) if axes.output[-1] is None else axes
+
+
+def _index(node: Node, axes: Axes) -> Axes | Label:
+    """Returns the label of what lies along a last axis, if it begins with the number of the row."""
+    places = [node.label(number).places for number in axes.inputs]
+    if not any(places):
+        return axes
+    if places[0] != 1 or any(places[1:]):
+        raise Mixes(BY_PLACE)
+    return label_by_letters(node, axes, ALL)._replace(places=INDEX)
 
 
 @rule("Unpack", terms=ALL, why=_PLACES)
@@ -173,7 +187,8 @@ def concatenated(node: Node) -> Axes | Label:
     axis = letters[int(node.value(len(numbers)))]
     labels = [node.settled(number) for number in numbers]
     if not any(label.has_rows and label.axis == axis for label in labels):
-        return Axes(dict.fromkeys(numbers, letters), letters)
+        axes = Axes(dict.fromkeys(numbers, letters), letters)
+        return _index(node, axes) if axis == letters[-1] and node.shape(0)[-1] == 1 else axes
     powers = {label.power for label in node.labels[:-1] if label.kind != ZERO}
     if len(powers) > 1:
         raise Mixes(DIVIDED)
@@ -363,32 +378,55 @@ def gathered(node: Node) -> Axes:
     return Axes({0: values, 1: places}, [*values[:axis], *places[batches:], *values[axis + 1 :]])
 
 
-@rule("GatherNd", terms=(0,), why=_PLACES)
-def gathered_by_index(node: Node) -> Axes:
+@rule("GatherNd")
+def gathered_by_index(node: Node) -> Label:
     """Takes slices by their places, along the last axis of the second input."""
-    places = range(-node.rank(1), -1)
+    places: list[Any] = [*range(-node.rank(1), -1)]
     depth = node.shape(1)[-1]
     rest = range(node.rank(0) - depth)
-    return Axes({0: [*[None] * depth, *rest], 1: [*places, None]}, [*places, *rest])
+    letters: list[Any] = [*[None] * depth, *rest]
+    if node.label(0).places or node.label(1).places > 0:
+        raise Mixes(BY_PLACE)
+    if node.label(1).places == INDEX and node.whole()[:4] == (ROWS, 0, 1, 1):
+        letters[0] = places[node.label(1).axis]
+    axes = Axes({0: letters, 1: [*places, None]}, [*places, *rest])
+    return label_by_letters(node, axes, (0,), why=_PLACES)._replace(places=0)
 
 
-@rule("UnsortedSegmentSum", terms=(0,), sums=True)
-def segments(node: Node) -> Axes:
+@rule("UnsortedSegmentSum")
+def segments(node: Node) -> Label:
     """Adds up values by the number of their segment."""
-    rest = range(node.rank(1), node.rank(0))
-    return Axes({0: range(node.rank(0)), 1: range(node.rank(1))}, [None, *rest])
+    values = range(node.rank(0))
+    letters = range(node.rank(1))
+    return _added_at(node, 0, 1, Axes({0: values, 1: letters}, [None, *values[len(letters) :]]))
 
 
-@rule("ScatterNd", terms=(1,), sums=True)
-def scattered(node: Node) -> Axes:
+@rule("ScatterNd")
+def scattered(node: Node) -> Label:
     """Adds up values at their places in zeros."""
-    outer = node.rank(0) - 1
-    shapes = node.values(2)
-    depth = len(shapes[0]) - node.rank(1) + outer
-    return Axes(
-        {0: [*range(outer), None], 1: range(node.rank(1))},
-        [*[None] * depth, *range(outer, node.rank(1))],
-    )
+    outer = range(node.rank(0) - 1)
+    values = range(node.rank(1))
+    rest = values[len(outer) :]
+    depth = len(node.values(2)[0]) - len(rest)
+    return _added_at(node, 1, 0, Axes({0: [*outer, None], 1: values}, [*[None] * depth, *rest]))
+
+
+def _added_at(node: Node, values: int, places: int, axes: Axes) -> Label:
+    """Returns the label of these values, added up at these places."""
+    counted = node.label(places).places
+    if not counted:
+        return label_by_letters(node, axes, (values,), sums=True)
+
+    # The places of a row are its own, where the gradient of what took values from them says so.
+    inner = 1 if counted == INDEX else counted
+    lengths = [np.ravel(of_trace)[0] for of_trace in node.values(2)]
+    of_gradient = re.search(r"(^|/)gradients?(_tape)?/", node.operations[0].name)
+    whole = lengths == [inner * rows for rows in node.rows]
+    own = of_gradient and (node.type != "ScatterNd" or node.shape(places)[-1] == 1)
+    if not whole or not (counted == INDEX or own):
+        raise Mixes(BY_PLACE)
+    summed = label_by_letters(node, axes._replace(output=[*axes.output]), (values,), sums=True)
+    return summed if summed.kind == ZERO else Label(ROWS, inner=inner, power=summed.power)
 
 
 @rule(
@@ -405,9 +443,18 @@ def by_values(node: Node) -> Label:
 @rule("Range")
 def places_in_a_row(node: Node) -> Label:
     """Has a value for each place."""
-    if not all(node.label(number).is_same for number in range(3)):
-        raise Mixes("a constant has a value for each place in the batch")
-    return Label(SAME)
+    if all(node.label(number).is_same for number in range(3)):
+        return Label(SAME)
+    lengths = []
+    for trace, rows in enumerate(node.rows):
+        start, limit, step = (int(node.values(number)[trace]) for number in range(3))
+        lengths.append(len(range(start, limit, step)) / rows)
+    inner = int(lengths[0])
+    node.value(0)
+    step = node.value(2)
+    if not node.dtype.is_integer or step < 0 or lengths != [inner, inner]:
+        raise Mixes(BY_PLACE)
+    return Label(ROWS, inner=inner, places=inner * int(step))
 
 
 # A list is labelled as each of its tensors is. The rules of lists read no shape.

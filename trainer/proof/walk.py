@@ -41,6 +41,7 @@ from trainer.proof.node import Axes, Node, Values, shapes_with, sizes_of
 SUMMED = "trainer_summed"
 DRAWN = "trainer_drawn"
 NUMBER = "trainer_replica_number"
+BY_ROW = "trainer_by_row"  # of what a layer gives for each row, and of its inputs
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _BRANCHES = {
     "If": ("then_branch", "else_branch"),
@@ -82,6 +83,8 @@ class Variable(NamedTuple):
 
     name: str
     is_metric: bool = False
+    # the number of the metric that divides it by a count, which may have any factor that both share
+    mean: int | None = None
     own_value: bool = False  # whether each replica keeps a value of its own
     # "mean" or "sum", if the values of the replicas are combined where they are assigned
     combined: str = ""
@@ -126,6 +129,8 @@ class Walk:
     mixed: list[Label] = field(default_factory=list)
     # labels of operations with a state and without a rule
     stateful: list[Label] = field(default_factory=list)
+    # the powers of what metrics have counted, by their numbers
+    _powers: dict[int, int] = field(default_factory=dict)
     # labels of the conditions and loops around, if they are bad
     _doubt: list[Label] = field(default_factory=list)
     # places of the operations that call what is visited, the outermost first
@@ -267,8 +272,10 @@ class Walk:
         """
         # The names of marks are those of `trainer.run.traced_step`.
         operation = node.operations[0]
+        mark = re.sub(r"_\d+$", "", operation.name.rpartition("/")[2])
+        if mark == BY_ROW and node.label(1).has_rows and node.label(1).axis == 0:
+            return [node.label(1), node.label(1)]
         if node.type == "Identity":
-            mark = re.sub(r"_\d+$", "", operation.name.rpartition("/")[2])
             if mark == DRAWN:
                 return Label(ROWS)
             if mark == NUMBER:
@@ -339,6 +346,8 @@ class Walk:
             if variable.is_metric:
                 combination = "sum"
             combined = {"mean": -1, "sum": 0}.get(combination)
+            if variable.mean is not None and as_sum.kind == SUM:
+                combined = self._powers.setdefault(variable.mean, as_sum.power)
             if combined is not None:
                 good = as_sum.kind == SUM and as_sum.power == combined
             else:
@@ -365,7 +374,10 @@ class Walk:
             graphs = []
             for operation in node.operations:
                 names = [function.name for function in np.ravel(operation.get_attr(attribute))]
-                graphs.append([graph_of_function(operation.graph, name) for name in names])
+                functions = [graph_of_function(operation.graph, name) for name in names]
+                if None in functions:
+                    raise NoRule("calls a function whose graph TensorFlow does not keep")
+                graphs.append(functions)
             pairs += zip(*graphs, strict=True)
         return pairs
 
@@ -374,7 +386,10 @@ class Walk:
         doubt = self._doubt_of(node.labels[0], node, "a condition")
         self._doubt += doubt
         results = []
-        for pair in self._graphs(node, *_BRANCHES[node.type]):
+        branches = self._graphs(node, *_BRANCHES[node.type])
+        if node.known[0] and "If" in node.type and not doubt:
+            branches = [branches[0 if node.known[0][0] else 1]]
+        for pair in branches:
             labels, _ = self.graphs(pair, node.labels[1:], node.known[1:], variables[1:])
             results.append(labels)
         if doubt:

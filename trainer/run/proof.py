@@ -186,6 +186,10 @@ def _variables_by_handle(model: keras.Model) -> dict[int, tuple[Variable, Any]]:
     """Returns the variables that a step may use, and their values, by ids of handles."""
     # The optimizers decide how their own variables and the trained ones are updated.
     metrics = {*map(id, _variables_of(model.metrics))}
+    means: dict[int, int] = {}
+    for number, metric in enumerate(model.metrics):
+        if isinstance(metric, keras.metrics.Mean):
+            means.update(dict.fromkeys(map(id, metric.variables), number))
     updated = {*map(id, _variables_of(optimizers_of(model))), *map(id, model.trainable_variables)}
     variables: dict[int, tuple[Variable, Any]] = {}
     for variable in _used_variables(model):
@@ -197,6 +201,7 @@ def _variables_by_handle(model: keras.Model) -> dict[int, tuple[Variable, Any]]:
         about = Variable(
             name=getattr(variable, "path", variable.name),
             is_metric=is_metric,
+            mean=means.get(id(variable)),
             own_value=by_replica and not is_metric,
             combined="" if is_updated else words.get(value.aggregation, ""),
             updated=is_updated,
@@ -214,8 +219,16 @@ _ADVICE = (
     ),
     ("metric", "compute it from this step's rows instead"),
     (
+        "losses/dice|losses/tversky|/dice/|/tversky/",
+        "axis=(1, 2, 3) makes this loss one of each row, of which the mean is taken",
+    ),
+    (
         "divides by a sum|ratio",
         "a sum over a mask's sum is the reduction mean_with_sample_weight of a loss",
+    ),
+    (
+        "combines rows and a sum",
+        "normalise by BatchNormalization, which knows all replicas, or by each row's own values",
     ),
     ("pairs", "a loss of pairs needs all rows on one device: --replicas=1"),
     (
@@ -267,7 +280,7 @@ def _line(label: Label, mixed: list[Label], name: str = "") -> str:
     frames = _frames(operation)
     where = "{}:{}: {}".format(*frames[-1]) if frames else operation.name
     about = f"{where}: {operation.type} {chosen.why}"
-    text = f"{where} {chosen.why}"
+    text = f"{operation.name} {where} {chosen.why}{' metric' * chosen.of_metric}"
     advice = next((advice for words, advice in _ADVICE if re.search(words, text)), "")
     if (advice and chosen.kind == MIXED) or "draws" in chosen.why:
         return f"{about}: {advice}"

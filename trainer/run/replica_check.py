@@ -105,6 +105,7 @@ class ReplicaVerdict:
     # metrics that mix rows, which changes no update
     metrics: list[str] = field(default_factory=list)
     precision: str = ""  # in which steps were compared, as "in float64"
+    replicas: int = 2  # with which one was compared
 
     @property
     def outcome(self) -> str:
@@ -204,8 +205,8 @@ def act_on_verdict(verdict: ReplicaVerdict, *, allowed: bool, paid: bool = False
         log.info(f"{line} ({verdict.reason})" if verdict.reason else line)
     elif verdict.proof == MAY_MIX and verdict.agrees:
         line = (
-            f"{MAY_MIX}, though 5 steps on 1 and on 2 replicas give the same {verdict.precision}:"
-            f" {lines}"
+            f"{MAY_MIX}, though {COMPARED_STEPS} steps on 1 and on {verdict.replicas} replicas give"
+            f" the same {verdict.precision}: {lines}"
         )
         if paid and not allowed:
             raise UserError(f"{line}: {REMEDY}")
@@ -215,8 +216,8 @@ def act_on_verdict(verdict: ReplicaVerdict, *, allowed: bool, paid: bool = False
     elif verdict.agrees:
         about = f" ({NOT_PROVED}: {lines})" if lines else ""
         log.info(
-            f"steps on 1 and on 2 replicas give the same, compared {verdict.precision} before"
-            f" training{about} {verdict.reason}".rstrip()
+            f"steps on 1 and on {verdict.replicas} replicas give the same, compared"
+            f" {verdict.precision} before training{about} {verdict.reason}".rstrip()
         )
 
     # Nothing was compared, for which several replicas are not paid.
@@ -363,7 +364,12 @@ def compare_built(setup: TrainingSetup) -> dict[str, Any]:
     problems, _, precision = _differences(
         config, alone, together, precision, in_float32=in_float32, replicas=count
     )
-    return {"agrees": not problems, "problems": problems, "precision": precision}
+    return {
+        "agrees": not problems,
+        "problems": problems,
+        "precision": precision,
+        "replicas": replicas.count,
+    }
 
 
 def compare_few_rows(config: TrainConfig) -> dict[str, Any]:

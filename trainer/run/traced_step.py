@@ -8,6 +8,7 @@ from the number of replicas while it is built counts too. Nothing of the step ru
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,8 +23,9 @@ from trainer.data.batches import ReplicaRows
 from trainer.data.dataset import Dataset
 from trainer.data.examples import with_axes
 from trainer.invariance.gradients import with_tables_as_of
+from trainer.invariance.internals import all_layers, wrapped
 from trainer.invariance.step import StepContext
-from trainer.proof.walk import DRAWN, NUMBER, SUMMED
+from trainer.proof.walk import BY_ROW, DRAWN, NUMBER, SUMMED
 from trainer.run.training_setup import TrainingSetup, set_precision_and_seed, setup_with
 from trainer.user_code.interface import ModelInterface
 from trainer.user_code.mistakes import load_function
@@ -157,11 +159,23 @@ def trace(
     runner.context = TracedStep
     specs = with_axes(dataset.train.spec, 1, interface.batches_per_step, rows)
 
+    # A layer that splits texts has operations without a rule, but treats each row by itself.
+    def by_row(original: Any, texts: Any) -> Any:
+        outputs = original(texts)
+        if not tf.is_tensor(outputs) or None in outputs.shape[1:]:  # as long as the longest text
+            return outputs
+        outputs.set_shape([texts.shape[0], *outputs.shape[1:]])
+        return tf.identity_n([outputs, texts], name=BY_ROW)[0]
+
     def one_step(parts: Any, step: Any) -> Any:
         return runner.one_step(ReplicaRows(parts), step)
 
     strategy.micro_batches.clear()
-    with with_tables_as_of(math.inf):
+    with ExitStack() as stack:
+        stack.enter_context(with_tables_as_of(math.inf))
+        for layer in all_layers(setup.model):
+            if isinstance(layer, keras.layers.TextVectorization):
+                stack.enter_context(wrapped("keras.layers.Layer.call", by_row, owner=layer))
         function = tf.function(one_step, autograph=False).get_concrete_function(
             specs, tf.TensorSpec((), tf.int64)
         )

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
 from tests.trainer.proof.halves import Given
-from trainer.proof.arithmetic import RULES, broadcast
+from trainer.proof.arithmetic import RULES, broadcast, of_multiples
 from trainer.proof.labels import ROWS, SAME, SUM, UNIFORM, Label
 
 raw = tf.raw_ops
@@ -52,6 +52,7 @@ _FIRST: dict[str, Any] = {
     "Where": lambda x: x > 1,
 }
 _OPTIONS: dict[str, dict[str, Any]] = {
+    "Bucketize": {"boundaries": [0.3, 0.6]},
     "BatchMatMulV3": {"Tout": tf.float64},
     "Bitcast": {"type": tf.int64},
     "CheckNumerics": {"message": "m"},
@@ -146,13 +147,14 @@ _KINDS: dict[str, Any] = {
     **dict.fromkeys(("RightShift", "LeftShift"), _BITS),
     "Acosh": {"low": 1.1, "high": 3.0},
 }
-_ELEMENTWISE = [name for name, of in RULES.items() if getattr(of, "__wrapped__", None) is broadcast]
+_BY_VALUE = (broadcast, of_multiples)
+_ELEMENTWISE = [name for name, of in RULES.items() if getattr(of, "__wrapped__", None) in _BY_VALUE]
 
 
 @case(" ".join(_ELEMENTWISE))
 @case(
-    "RealDiv DivNoNan Sign SquaredDifference Identity StopGradient PreventGradient Snapshot Neg"
-    " CheckNumerics ZerosLike OnesLike Square L2Loss AddN IdentityN Pack"
+    "Mul MulNoNan RealDiv DivNoNan Identity StopGradient PreventGradient Snapshot Neg"
+    " CheckNumerics ZerosLike OnesLike L2Loss AddN IdentityN Pack"
 )
 def value_by_value(name: str, draw: Any) -> Case:
     count = 3 if name in _OF_LISTS else len(op_def_registry.get(name).input_arg)
@@ -291,6 +293,7 @@ _OF_IMAGES: dict[str, list[Any]] = {
     "AdjustContrastv2": [2.0],
     "AdjustHue": [0.1],
     "AdjustSaturation": [1.5],
+    "ExtractImagePatches": [[1, 2, 2, 1], [1, 1, 1, 1], [1, 1, 1, 1], "SAME"],
 }
 
 
@@ -594,7 +597,32 @@ def texts(name: str, draw: Any) -> Case:
 
 @case("Range")
 def ranges(name: str, draw: Any) -> Case:
+    """Draws what counts rows, and takes or adds up values by these places."""
     longer = draw.random() < 0.5
-    return lambda rows, x: raw.Range(start=0.0, limit=rows if longer else 2.0, delta=1.0), [
-        tensor(draw, 1)
-    ]
+    step = number(draw, 1, 4)
+
+    def build(rows: int, x: Any, column: Any) -> Any:
+        row = tf.range(rows)
+        places = row[:, None] * 4 + column
+        index = tf.stack([row, column[:, 0]], 1)
+        joined = tf.concat([row[:, None], column[:, :1]], 1)
+        flat = tf.reshape(places, [-1])
+        with tf.name_scope("gradient_tape"):
+            scattered = tf.scatter_nd(flat[:, None], tf.reshape(x[:, :3], [-1]), [rows * 4])
+            summed = tf.math.unsorted_segment_sum(x[:, :3], places, rows * 4)
+        return (
+            tf.range(0, (step if longer else rows) * step, step),
+            tf.range(1, rows * step + 1),
+            raw.Range(start=0.0, limit=rows if longer else 2.0, delta=1.0),
+            tf.cast(places, tf.int64),
+            flat,
+            index,
+            joined,
+            tf.gather_nd(x, index),
+            tf.scatter_nd(joined, x[:, 0], [rows, 4]),
+            scattered,
+            summed,
+        )
+
+    label = Label(ROWS)
+    return build, [Given(label, (1, 4)), Given(label, (1, 3), tf.int32, 0, 4)]

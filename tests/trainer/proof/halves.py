@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from trainer.proof.labels import ROWS, SAME, SUM, UNIFORM, ZERO, Label
+from trainer.proof.labels import INDEX, ROWS, SAME, SUM, UNIFORM, ZERO, Label
 from trainer.proof.walk import Walk
 
 ROWS_OF_HALF = 5
@@ -84,6 +84,11 @@ def equal(one: Any, other: Any) -> bool:
 def holds(label: Label, first: Any, second: Any, whole: Any) -> bool:
     """Returns whether what the halves and the whole gave is what a label says."""
     expected = whole if label.power == 0 else whole / 2.0**label.power
+    # The places of the second half go on where those of the first end.
+    if label.places == INDEX:
+        second = second + ROWS_OF_HALF * (np.arange(second.shape[-1]) == 0)
+    elif label.places:
+        second = second + ROWS_OF_HALF * label.places
     parts = (first, second, expected)
     if label.has_rows and label.axis >= expected.ndim:
         return False
