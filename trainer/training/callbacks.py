@@ -6,7 +6,7 @@ If a callback acts on single batches, each call to the device runs a single step
 import inspect
 import math
 from collections.abc import Sequence
-from importlib.util import find_spec
+from importlib import import_module
 
 import keras
 from keras.callbacks import (
@@ -228,11 +228,14 @@ def callback_list(
                 " not compiled with one: use --learning_rate_schedule and --warmup_steps, or a"
                 " callback that sets its optimizers"
             )
-        if isinstance(callback, TensorBoard) and not find_spec("tensorboard"):
-            raise UserError(
-                "callbacks: TensorBoard needs the package tensorboard: install it, or leave the"
-                " callback out: the job directory has TensorBoard's files without it"
-            )
+        if isinstance(callback, TensorBoard):
+            try:
+                import_module("tensorboard")
+            except ImportError as error:
+                raise UserError(
+                    "callbacks: TensorBoard needs the package tensorboard: install it, or leave the"
+                    " callback out: the job directory has TensorBoard's files without it"
+                ) from error
         setting = "callbacks: EarlyStopping of Keras with monitor"
         if isinstance(callback, EarlyStopping):
             callback.evaluated = evaluated

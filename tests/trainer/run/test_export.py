@@ -286,7 +286,7 @@ def test_models_that_fit_trains_are_exported_and_used(
     assert ("model.keras is not written: " in caplog.text) == (model == "unsaved")
     loss = float((shown.out + shown.err).rpartition("loss ")[2].split()[0])
     assert loss == pytest.approx(
-        {**final, **final.get("evaluation", {})}["losses"]["val_loss"], rel=1e-4
+        {**final, **final.get("evaluation", {})}["losses"]["val_loss"], rel=1e-3
     )
     assert (
         predict.main(
