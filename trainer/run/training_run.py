@@ -5,7 +5,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -96,7 +96,6 @@ class TrainingRun:
         state = self.state
         config = job.config
         progress = state.progress
-        goodput = job.result.goodput
 
         # What may end the run early, what evaluates it; and a trial of the user's own code before
         # hours of training.
@@ -113,7 +112,7 @@ class TrainingRun:
         chief = job.cluster.is_chief
         callbacks = state.begin_callbacks(setup.model, names, writes=chief)
         profile = StepProfile(config.profiled, job.job_dir.logs if chief else None, progress)
-        hooks = [*self._hooks(callbacks, evaluate, control), profile.cuts]
+        hooks = [*RunHooks(self, callbacks, evaluate, control).sequence(), profile.cuts]
         loop = TrainingLoop(setup.model, progress, hooks, callbacks, control)
         if state.pending:
             loop.run_due_hooks()
@@ -128,55 +127,67 @@ class TrainingRun:
                 " replicas"
             )
             intervals = [hook.every for hook in hooks if hook.every]
-            with goodput.within(COMPILATION):
+            with job.result.goodput.within(COMPILATION):
                 program.choose(min([most_steps or MOST_STEPS, *intervals]))
-
-        # Each call to the device is recorded: its seconds, its FLOPs, waiting workers, a profile.
-        waits = WorkerWaits()
-
-        def begin_call() -> None:
-            if job.peers:  # they expect it to end in time
-                job.peers.begin_call()
-            profile.before_call()
-            goodput.enter(STEP if progress.first_call_ended else COMPILATION)
-
-        def end_call(logs: StepLogs) -> Scalars:
-            progress.flops = progress.flops or program.runner.flops
-            phase = goodput.phase
-            goodput.enter(OTHER)
-            if phase == STEP:
-                goodput.move(min(progress.call_seconds, logs.input_wait_seconds), STEP, INPUT)
-                if slow := waits.count(logs.waits, progress.call_seconds):
-                    why = f"the others wait for its batches, {slow[1]:.0%} of the time of all steps"
-                    job.result.name_slow(job.cluster.name(slow[0]), why)
-                timed = progress.whole.timed_steps
-                if timed - logs.count < TIMED_STEPS <= timed:  # once in a run
-                    self._name_fast_precision()
-            profile.after_call()
-            return state.reporter.on_call(logs)
 
         # Trains, saves the end, and lets callbacks end.
         with closing(profile):
-            loop.train(CallSize(most_steps), program, begin_call, end_call)
-        goodput.enter(SAVE)  # the rest of the run counts as saving, the export too
+            calls = CallRecord(job, state, program, profile)
+            loop.train(CallSize(most_steps), program, calls.begin, calls.end)
+        job.result.goodput.enter(SAVE)  # the rest of the run counts as saving, the export too
         self.save(pending=bool(control.signal))
         self.checkpoints.wait()
         if not control.signal:
             callbacks.on_train_end()  # may restore older weights, so it comes after the checkpoint
         return control
 
+
+@dataclass
+class CallRecord:
+    """Records each call to the device: its seconds, its FLOPs, waiting workers, a profile."""
+
+    job: StartedJob
+    state: RunState
+    program: StepProgram
+    profile: StepProfile
+    waits: WorkerWaits = field(default_factory=WorkerWaits)
+
+    def begin(self) -> None:
+        """Begins a call: the other workers expect it to end in time."""
+        if self.job.peers:
+            self.job.peers.begin_call()
+        self.profile.before_call()
+        self.job.result.goodput.enter(STEP if self.state.progress.first_call_ended else COMPILATION)
+
+    def end(self, logs: StepLogs) -> Scalars:
+        """Ends a call; returns the epoch's means so far."""
+        progress = self.state.progress
+        result = self.job.result
+        progress.flops = progress.flops or self.program.runner.flops
+        phase = result.goodput.phase
+        result.goodput.enter(OTHER)
+        if phase == STEP:
+            result.goodput.move(min(progress.call_seconds, logs.input_wait_seconds), STEP, INPUT)
+            if slow := self.waits.count(logs.waits, progress.call_seconds):
+                why = f"the others wait for its batches, {slow[1]:.0%} of the time of all steps"
+                result.name_slow(self.job.cluster.name(slow[0]), why)
+            timed = progress.whole.timed_steps
+            if timed - logs.count < TIMED_STEPS <= timed:  # once in a run
+                self._name_fast_precision()
+        self.profile.after_call()
+        return self.state.reporter.on_call(logs)
+
     def _name_fast_precision(self) -> None:
         """Logs the precision that may be faster, if none was named and steps are not short."""
         job = self.job
         in_float32 = keras.config.dtype_policy().name == "float32"
-        progress = self.state.progress
-        whole = progress.whole
+        unnamed = in_float32 and "precision" not in job.named
+        whole = self.state.progress.whole
         slow = whole.timed_seconds - whole.waited_seconds > SLOW_STEP_S * whole.timed_steps
-        is_long = (whole.step_seconds or 0.0) * progress.total_steps > LONG_RUN_S
-        on_gpus = self.setup.replicas.on_gpus
+        is_long = (whole.step_seconds or 0.0) * self.state.progress.total_steps > LONG_RUN_S
+        on_gpus = self.program.setup.replicas.on_gpus
         if (
-            in_float32
-            and "precision" not in job.named
+            unnamed
             and slow
             and is_long
             and job.cluster.is_chief
@@ -188,28 +199,36 @@ class TrainingRun:
                 f" {units} for 16 bits"
             )
 
-    def _hooks(
-        self, callbacks: CallbackList, evaluate: Evaluation | None, control: Control
-    ) -> list[Hook]:
-        """Returns what evaluates, ends epochs, reports and saves between calls to the device.
 
-        The hooks are in the order in which they run. The first one copies the state; a signal
-        during the others saves it, so that they run again on resume. The end of an epoch comes
-        early, as it may stop the run. The checkpoint comes last. Raises UserError if the run does
-        not measure `best_metric`.
+@dataclass
+class RunHooks:
+    """Evaluates, ends epochs, reports and saves, between calls to the device."""
+
+    run: TrainingRun
+    callbacks: CallbackList
+    evaluate: Evaluation | None
+    control: Control
+
+    def sequence(self) -> list[Hook]:
+        """Returns the hooks in the order in which they run.
+
+        Raises UserError if the run does not measure `best_metric`. The first one copies the state;
+        a signal during the others saves it, so that they run again on resume. The end of an epoch
+        comes early, as it may stop the run. The checkpoint comes last.
         """
-        config = self.job.config
-        model = self.setup.model
-        goodput = self.job.result.goodput
-        best = self.state.best
-        reporter = self.state.reporter
+        config = self.run.job.config
+        model = self.run.setup.model
+        evaluate = self.evaluate
+        best = self.run.state.best
+        reporter = self.run.state.reporter
         fid = None
         if config.fid_every_steps:
-            fid = Fid(config, model, self.setup.dataset.images("train"), control.watched())
+            images = self.run.setup.dataset.images("train")
+            fid = Fid(config, model, images, self.control.watched())
 
         # The reporter learns what is measured, and a best_metric that is not is refused.
         reporter.metric_names = [*(evaluate.names if evaluate else ()), *(fid.names if fid else ())]
-        monitors = [getattr(callback, "monitor", "") for callback in callbacks.callbacks]
+        monitors = [getattr(callback, "monitor", "") for callback in self.callbacks.callbacks]
         reporter.monitored = {config.best_metric, config.tuning_metric, *monitors}
         if best_metric := config.best_metric:
             if best_metric.startswith("val_") and not evaluate:
@@ -217,70 +236,19 @@ class TrainingRun:
             check_known("best_metric", best_metric, "this run measures", reporter.metric_names)
             higher_is_better(model, best_metric, "best_metric")
 
-        # What a signal saves that comes before the other hooks have run. The arrays are not copied
-        # again, as `content` has copied them.
-        def copy_state(progress: Progress) -> None:
-            content = self.state.content(pending=True)
-            copied = {id(array): array for array in content.arrays.values()}
-            self.before_hooks = copy.deepcopy(content, copied)
-            if control.signal:
-                raise Interrupted
-
-        hooks = [Hook(0, copy_state, requested=lambda: True)]
-
-        # Measures, reports the values, and saves the step later if it is the best one.
-        def measure(
-            measured: Callable[[], Scalars], report: Callable[..., None], progress: Progress
-        ) -> None:
-            with goodput.within(EVENTS):
-                values = measured()
-            report(progress, values)
-            best.consider(values, progress.run_step)
-            # All workers must save together, but only the chief has the measures of images.
-            best.improved = bool(self.setup.replicas.sum_over_workers([best.improved])[0])
-
         # At an epoch's end the model is evaluated before callbacks see the values.
-        epoch = self.setup.schedule.steps_per_epoch
+        epoch = self.run.setup.schedule.steps_per_epoch
+        hooks = [Hook(0, self._copy_state, requested=lambda: True)]
         if evaluate:
-
-            def evaluated() -> Scalars:
-                callbacks.on_test_begin()
-                # `fit` has no evaluation at the end of a run within an epoch.
-                if self.state.progress.epoch.is_integer():
-                    evaluate.reset()
-                values = evaluate()
-                callbacks.on_test_end(
-                    {name.removeprefix("val_"): value for name, value in values.items()}
-                )
-                return values
-
-            # After every so many epochs, or after these, and at the end of a run within an epoch.
-            def after_epochs(progress: Progress) -> None:
-                frequency = self.validation_freq
-                number = progress.epoch
-                due = number % frequency == 0 if isinstance(frequency, int) else number in frequency
-                if due or not number.is_integer():
-                    measure(evaluated, reporter.evaluated, progress)
-
+            validate = partial(self._measure, self._evaluate_as_fit, reporter.evaluated)
+            after_epochs = partial(self._after_epochs, self.run.validation_freq, validate)
             hooks.append(Hook(epoch, after_epochs))
-
-        # Reports the epoch and runs callbacks, as `fit` does at its end.
-        def end_epoch(progress: Progress) -> None:
-            means = reporter.epoch_end()
-            number = math.ceil(progress.epoch)
-            callbacks.on_epoch_end(number - 1, means)
-            control.agree_to_stop(model)
-            if model.stop_training:
-                log.info(f"ends after epoch {number}: {stop_reason(callbacks.callbacks)}")
-            elif not progress.ends:
-                model.reset_metrics()
-                callbacks.on_epoch_begin(int(progress.epoch))
 
         # This hook also ends calls to the device at epoch ends, so that the seconds of each epoch
         # can be measured. A callback that stops the run within an epoch ends that epoch, as in
         # `fit`.
         hooks.append(
-            Hook(epoch, end_epoch, at_end=False, requested=lambda: bool(model.stop_training))
+            Hook(epoch, self._end_epoch, at_end=False, requested=lambda: bool(model.stop_training))
         )
 
         # Reports and measures of images have intervals of their own.
@@ -289,16 +257,80 @@ class TrainingRun:
             hooks.append(Hook(0, lambda progress: reporter.classified(progress, evaluate.classes)))
         if fid:
             report = partial(reporter.quality, about=fid.about)
-            hooks.append(Hook(config.fid_every_steps, partial(measure, fid, report)))
+            hooks.append(Hook(config.fid_every_steps, partial(self._measure, fid, report)))
         interface = ModelInterface.of(model)
         if sampler := interface.sampler:
             draw = partial(reporter.sample, sampler, interface.generated_classes)
-            hooks.append(Hook(config.sample_every_steps, goodput.within(EVENTS)(draw)))
+            timed_draw = self.run.job.result.goodput.within(EVENTS)(draw)
+            hooks.append(Hook(config.sample_every_steps, timed_draw))
+
+        every = config.checkpoint_every_steps
         hooks.append(
             Hook(
-                config.checkpoint_every_steps,
-                lambda progress: self.save(),
-                requested=lambda: control.save_due or best.improved,
+                every,
+                lambda progress: self.run.save(),
+                requested=lambda: self.control.save_due or best.improved,
             )
         )
         return hooks
+
+    def _copy_state(self, progress: Progress) -> None:
+        """Keeps what a signal saves that comes before the other hooks have run.
+
+        Raises Interrupted if it has come.
+        """
+        content = self.run.state.content(pending=True)
+        # The arrays are not copied again, as `content` has copied them.
+        copied = {id(array): array for array in content.arrays.values()}
+        self.run.before_hooks = copy.deepcopy(content, copied)
+        if self.control.signal:
+            raise Interrupted
+
+    def _end_epoch(self, progress: Progress) -> None:
+        """Reports the epoch and runs callbacks, as `fit` does at its end."""
+        means = self.run.state.reporter.epoch_end()
+        self.callbacks.on_epoch_end(math.ceil(progress.epoch) - 1, means)
+        self.control.agree_to_stop(self.run.setup.model)
+        if self.run.setup.model.stop_training:
+            epoch = math.ceil(progress.epoch)
+            log.info(f"ends after epoch {epoch}: {stop_reason(self.callbacks.callbacks)}")
+        if not (progress.ends or self.run.setup.model.stop_training):
+            self.run.setup.model.reset_metrics()
+            self.callbacks.on_epoch_begin(int(progress.epoch))
+
+    def _after_epochs(
+        self, frequency: int | Sequence[int], act: Callable[[Progress], None], progress: Progress
+    ) -> None:
+        """Acts after every so many epochs, or after these.
+
+        It also acts at the end of a run within an epoch.
+        """
+        number = progress.epoch
+        due = number % frequency == 0 if isinstance(frequency, int) else number in frequency
+        if due or not number.is_integer():
+            act(progress)
+
+    def _measure(
+        self, measure: Callable[[], Scalars], report: Callable[..., None], progress: Progress
+    ) -> None:
+        """Measures, reports the values, and saves the step later if it is the best one."""
+        best = self.run.state.best
+        with self.run.job.result.goodput.within(EVENTS):
+            values = measure()
+        report(progress, values)
+        best.consider(values, progress.run_step)
+        # All workers must save together, but only the chief has the measures of images.
+        best.improved = bool(self.run.setup.replicas.sum_over_workers([best.improved])[0])
+
+    def _evaluate_as_fit(self) -> Scalars:
+        """Returns the values of an evaluation, around which callbacks run."""
+        assert self.evaluate
+        self.callbacks.on_test_begin()
+        # `fit` has no evaluation at the end of a run within an epoch.
+        if self.run.state.progress.epoch.is_integer():
+            self.evaluate.reset()
+        values = self.evaluate()
+        self.callbacks.on_test_end(
+            {name.removeprefix("val_"): value for name, value in values.items()}
+        )
+        return values
