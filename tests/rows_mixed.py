@@ -55,8 +55,11 @@ def _some(x: Any) -> Any:
     return tf.cast(tf.size(tf.where(x > 0)), x.dtype)
 
 
-def _of_action(x: Any, action: Any) -> Any:
-    index = tf.stack([tf.range(tf.shape(x)[0]), action], 1)
+def _of_action(x: Any, action: Any, earlier: Any = False) -> Any:
+    row = tf.range(tf.shape(x)[0])
+    if earlier is not False:
+        row += -tf.cast(earlier, tf.int32)
+    index = tf.stack([row, action], 1)
     return tf.gather_nd(x, index)[:, None]
 
 
@@ -70,6 +73,8 @@ by_number = _with(lambda x: x * (1.0 + _number(x)))
 stateful = _with(lambda x: x + tf.ensure_shape(tf.py_function(np.random.rand, [], tf.float32), ()))
 shifted = _with(lambda x: tf.nn.softmax(x - tf.reduce_max(x)))
 standardised = _with(lambda x: x - tf.reduce_mean(x, 0))
+earlier_action = _with(lambda x: x * _of_action(x, tf.argmax(x, 1, tf.int32), x[:, 0] > 1e6))
+next_row = _with(lambda x: x * tf.gather_nd(x, tf.range(1, tf.shape(x)[0] + 1)[:, None]))
 own_action = _with(lambda x: x * _of_action(x, tf.argmax(x, 1, tf.int32)))
 largest = _with(lambda x: tf.math.top_k(x, 8)[0])
 drawn = _with(lambda x: x + random.normal((tf.shape(x)[0], 8), dtype=x.dtype))
@@ -77,6 +82,19 @@ asserted = _with(lambda x: (tf.debugging.assert_less(tf.reduce_max(x), 1e6), x)[
 of_batch_in_branch = _with(
     lambda x: tf.cond(tf.reduce_sum(x) > 1e9, lambda: x - tf.reduce_mean(x, 0), lambda: x)
 )
+
+
+def _joined(texts: Any) -> Any:
+    return tf.strings.join([texts, tf.broadcast_to(texts[:1], tf.shape(texts))])
+
+
+def joined_texts(config: Any, dataset: Any) -> Any:
+    """Splits texts by a layer whose function of the user's appends the first row to each."""
+    words = layers.TextVectorization(
+        standardize=_joined, output_sequence_length=4, vocabulary=["1"]
+    )
+    of_row = Function(lambda x: tf.strings.as_string(x[:, 0]))
+    return _compiled(of_row, words, layers.Embedding(3, 4), layers.Flatten(), layers.Dense(1))
 
 
 class Sampling(layers.Layer):
@@ -223,7 +241,10 @@ FINDINGS = {
     "cut": "takes some rows of one replica by their places",
     "by_place": "depends on the place in the batch",
     "standardised": "combines rows and a sum or mean",
+    "joined_texts": "StringJoin has no rule",
     "largest": "",
+    "earlier_action": "depends on the place in the batch",
+    "next_row": "a constant follows from the number of rows",
     "own_action": "",
     "drawn": "",
     "sampled": "",

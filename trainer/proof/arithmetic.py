@@ -116,7 +116,8 @@ def _placed(node: Node, axes: Axes, sums: bool, why: str) -> Label:
         if output.kind != ROWS:
             output = label._replace(of_metric=False)
             place = letter
-        output = output._replace(places=places)
+        is_number = output.is_number and len(axes.inputs) == 1
+        output = output._replace(places=places, is_number=is_number)
     if not output.has_rows:
         return output
     if place in axes.output:

@@ -47,6 +47,7 @@ class Label(NamedTuple):
     # so many times the number of its row is added to each value; INDEX: the last axis begins with
     # the number of the row
     places: int = 0
+    is_number: bool = False  # whether each value is the number of its row, and nothing else
 
     @property
     def has_rows(self) -> bool:

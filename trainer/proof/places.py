@@ -163,10 +163,10 @@ def stacked(node: Node) -> Axes | Label:
 
 def _index(node: Node, axes: Axes) -> Axes | Label:
     """Returns the label of what lies along a last axis, if it begins with the number of the row."""
-    places = [node.label(number).places for number in axes.inputs]
-    if not any(places):
+    first, *others = [node.label(number) for number in axes.inputs]
+    if not any(label.places for label in (first, *others)):
         return axes
-    if places[0] != 1 or any(places[1:]):
+    if not first.is_number or any(label.places for label in others):
         raise Mixes(BY_PLACE)
     return label_by_letters(node, axes, ALL)._replace(places=INDEX)
 
@@ -425,7 +425,7 @@ def _added_at(node: Node, values: int, places: int, axes: Axes) -> Label:
     own = of_gradient and (node.type != "ScatterNd" or node.shape(places)[-1] == 1)
     if not whole or not (counted == INDEX or own):
         raise Mixes(BY_PLACE)
-    summed = label_by_letters(node, axes._replace(output=[*axes.output]), (values,), sums=True)
+    summed = label_by_letters(node, axes, (values,), sums=True)
     return summed if summed.kind == ZERO else Label(ROWS, inner=inner, power=summed.power)
 
 
@@ -450,11 +450,12 @@ def places_in_a_row(node: Node) -> Label:
         start, limit, step = (int(node.values(number)[trace]) for number in range(3))
         lengths.append(len(range(start, limit, step)) / rows)
     inner = int(lengths[0])
-    node.value(0)
+    begin = node.value(0)
     step = node.value(2)
     if not node.dtype.is_integer or step < 0 or lengths != [inner, inner]:
         raise Mixes(BY_PLACE)
-    return Label(ROWS, inner=inner, places=inner * int(step))
+    is_number = (inner, int(begin), int(step)) == (1, 0, 1)
+    return Label(ROWS, inner=inner, places=inner * int(step), is_number=is_number)
 
 
 # A list is labelled as each of its tensors is. The rules of lists read no shape.

@@ -159,7 +159,14 @@ def trace(
     runner.context = TracedStep
     specs = with_axes(dataset.train.spec, 1, interface.batches_per_step, rows)
 
-    # A layer that splits texts has operations without a rule, but treats each row by itself.
+    # Keras's layer that splits texts has operations without a rule, but treats each row by itself;
+    # a function of the user's in it, or a class of the user's, may not.
+    def splits_by_row(layer: keras.layers.Layer) -> bool:
+        if type(layer) is not keras.layers.TextVectorization:
+            return False
+        config = layer.get_config()
+        return not (callable(config["standardize"]) or callable(config["split"]))
+
     def by_row(original: Any, texts: Any) -> Any:
         outputs = original(texts)
         if not tf.is_tensor(outputs) or None in outputs.shape[1:]:  # as long as the longest text
@@ -174,7 +181,7 @@ def trace(
     with ExitStack() as stack:
         stack.enter_context(with_tables_as_of(math.inf))
         for layer in all_layers(setup.model):
-            if isinstance(layer, keras.layers.TextVectorization):
+            if splits_by_row(layer):
                 stack.enter_context(wrapped("keras.layers.Layer.call", by_row, owner=layer))
         function = tf.function(one_step, autograph=False).get_concrete_function(
             specs, tf.TensorSpec((), tf.int64)

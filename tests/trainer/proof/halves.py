@@ -84,6 +84,8 @@ def equal(one: Any, other: Any) -> bool:
 def holds(label: Label, first: Any, second: Any, whole: Any) -> bool:
     """Returns whether what the halves and the whole gave is what a label says."""
     expected = whole if label.power == 0 else whole / 2.0**label.power
+    if label.is_number and not np.array_equal(np.ravel(first), np.arange(ROWS_OF_HALF)):
+        return False
     # The places of the second half go on where those of the first end.
     if label.places == INDEX:
         second = second + ROWS_OF_HALF * (np.arange(second.shape[-1]) == 0)
