@@ -136,12 +136,12 @@ def jobs(
     Also cancels duplicates, second jobs that were created because a response was lost, and prints
     so on `stream`.
     """
-    values = {"region": region, **options}
-    given = {name: value for name, value in values.items() if value is not None}
-    wanted, _ = read_values(JobsOptions, given, JOBS)
+    named = {"region": region, **options}
+    values = {name: value for name, value in named.items() if value is not None}
+    filters, _ = read_values(JobsOptions, values, JOBS)
     with printed_on(stream):
         statuses = list[JobStatus]()
-        for _, newest, _ in jobs_by_region(wanted):
+        for _, newest, _ in jobs_by_region(filters):
             statuses += newest
         return statuses
 

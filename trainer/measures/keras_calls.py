@@ -95,7 +95,7 @@ def _evaluate(replicas: Replicas, *given: Any, **named: Any) -> Any:
 
     The metrics of the epoch that trains stay as they are.
     """
-    call, callbacks, examples, size = _asked(keras.Model.evaluate, given, named)
+    call, callbacks, examples, size = _read_call(keras.Model.evaluate, given, named)
     model = call["self"]
 
     def traced() -> Evaluation:
@@ -119,7 +119,7 @@ def _evaluate(replicas: Replicas, *given: Any, **named: Any) -> Any:
 
 def _predict(replicas: Replicas, *given: Any, **named: Any) -> Any:
     """Does what `keras.Model.predict` does with these arguments, over all replicas."""
-    call, callbacks, examples, size = _asked(keras.Model.predict, given, named)
+    call, callbacks, examples, size = _read_call(keras.Model.predict, given, named)
     model = call["self"]
 
     def traced() -> Any:
@@ -144,13 +144,12 @@ def _kept(
     return kept[key]
 
 
-def _asked(
+def _read_call(
     method: Any, given: Any, named: Any
 ) -> tuple[dict[str, Any], CallbackList, FitArrays | FitBatches, int]:
-    """Returns what a call of Keras's `method` asks for.
+    """Returns the arguments of a call of Keras's `method` by name, its callbacks and its examples.
 
-    It is its arguments by name, with Keras's defaults; the callbacks; the examples, and how many
-    rows their batches have.
+    The last value is how many rows their batches have.
     """
     bound = inspect.signature(method).bind(*given, **named)
     bound.apply_defaults()

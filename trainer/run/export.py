@@ -154,10 +154,11 @@ def load_template_weights(model: keras.Model, path: Path, origin: str = "") -> N
 
 def _copy_values(sources: list[Any], targets: list[Any]) -> bool:
     """Copies the values of variables to others, and returns whether their shapes allow it."""
-    fits = [source.shape for source in sources] == [target.shape for target in targets]
-    for source, target in zip(sources if fits else (), targets, strict=False):
+    if [source.shape for source in sources] != [target.shape for target in targets]:
+        return False
+    for source, target in zip(sources, targets, strict=True):
         target.assign(keras.ops.convert_to_numpy(source))
-    return fits
+    return True
 
 
 def _without_lora(network: keras.Model) -> list[Any]:

@@ -368,7 +368,7 @@ def compare_built(setup: TrainingSetup) -> dict[str, Any]:
         "agrees": not problems,
         "problems": problems,
         "precision": precision,
-        "replicas": replicas.count,
+        "replicas": count,
     }
 
 

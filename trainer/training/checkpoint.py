@@ -309,8 +309,9 @@ class Checkpoints:
                     values[:] = saved
                 else:
                     values[0] = saved.sum(axis=0)
-            rows = replicas.sum_over_workers(values)[replicas.first :]
-            for part, row in zip(parts, rows, strict=False):
+            own = slice(replicas.first, replicas.first + replicas.local)
+            rows = replicas.sum_over_workers(values)[own]
+            for part, row in zip(parts, rows, strict=True):
                 part.assign(tf.cast(row, part.dtype))
 
     def wait(self) -> None:
@@ -406,23 +407,27 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise Damaged(f"{folder.name}/{MANIFEST}: {type(error).__name__}") from None
     if not intact:
         raise Damaged(f"{folder.name}/{MANIFEST} has another checksum")
-    match manifest:
-        case {"files": dict(files), "state": dict(), "step": int(step)} if (
-            0 <= step < 2** 63
-            and all(Path(name).name == name and isinstance(files[name], dict) for name in files)
-        ):
-            pass
-        case _:
-            raise Damaged(f"{folder.name}/{MANIFEST} is not of this trainer")
+    files = manifest.get("files")
+    step = manifest.get("step")
+    known = isinstance(files, dict) and all(
+        Path(name).name == name and isinstance(files[name], dict) for name in files
+    )
+    if not (
+        known
+        and isinstance(manifest.get("state"), dict)
+        and type(step) is int
+        and 0 <= step < 2**63
+    ):
+        raise Damaged(f"{folder.name}/{MANIFEST} is not of this trainer")
 
     # Each of its files must have the size and the checksum that it states.
-    for name, stated in files.items():
+    for name, fingerprint in files.items():
         try:
             actual = _fingerprint(folder / name)
         except (OSError, ValueError):
             raise Damaged(f"{folder.name}/{name} is missing") from None
-        if actual != stated:
-            kind = "checksum" if actual["bytes"] == stated.get("bytes") else "size"
+        if actual != fingerprint:
+            kind = "checksum" if actual["bytes"] == fingerprint.get("bytes") else "size"
             raise Damaged(f"{folder.name}/{name} has another {kind}")
 
     # TensorFlow reads the variables, and raises many types of errors.

@@ -362,7 +362,7 @@ def read_flags(
                 text = waiting.pop(0)
             else:
                 text = "true"
-        if field.metadata["once"] and texts.get(name, text) != text:
+        if field.metadata["once"] and texts.get(field.name, text) != text:
             raise UserError(f"{name} is given twice, as {texts[name]} and {text}: give it once")
         earlier = texts.get(field.name, [])
         texts[field.name] = [*earlier, text] if field.metadata["repeated"] else text
@@ -429,8 +429,8 @@ def answer_help(
         kind, _ = value_type(field)
         name = field.name.removesuffix("_")
         limits = [
-            f"{words} {rules[key]:.10g}"
-            for key, (words, _) in _LIMITS.items()
+            f"{limit} {rules[key]:.10g}"
+            for key, (limit, _) in _LIMITS.items()
             if rules[key] is not None
         ]
         choices = ", ".join(map(as_text, rules["choices"]))
@@ -442,8 +442,10 @@ def answer_help(
             text += " (required)"
         elif default and "(default" not in text:
             text += f" (default: {as_text(default)})"
-        group = groups.setdefault(rules["group"], parser.add_argument_group(rules["group"] or None))
-        group.add_argument(
+        group = rules["group"]
+        if group not in groups:
+            groups[group] = parser.add_argument_group(group or None)
+        groups[group].add_argument(
             rules["metavar"] or name if rules["positional"] else f"--{name}",
             help=text.replace("%", "%%"),
             metavar=rules["metavar"] or _TYPES[kind][1],
