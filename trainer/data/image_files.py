@@ -251,7 +251,7 @@ def refuse_empty_classes(
     config: TrainConfig, class_names: Sequence[str], labels: Array | None
 ) -> None:
     """Raises UserError for the first class whose number is not among the labels, if any."""
-    present = range(len(class_names)) if labels is None else set(labels.tolist())
+    present = range(len(class_names)) if labels is None else set(np.unique(labels).tolist())
     for number, name in enumerate(class_names):
         if number not in present:
             raise UserError(

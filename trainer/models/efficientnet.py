@@ -26,9 +26,12 @@ def build(config: EfficientNetConfig, dataset: Dataset) -> keras.Model:
 
     Raises UserError if the initial weights cannot be loaded.
     """
-    file: Any = {"imagenet": "imagenet", "none": None}.get(config.weights, "")
-    if file == "":
-        file = stage(config.weights, "weights", config.cache_dir)
+    named = {"imagenet": "imagenet", "none": None}
+    file = (
+        named[config.weights]
+        if config.weights in named
+        else stage(config.weights, "weights", config.cache_dir)
+    )
     make = getattr(keras.applications, f"EfficientNet{config.variant}")
     try:
         backbone = make(
