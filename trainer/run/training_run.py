@@ -53,6 +53,7 @@ class TrainingRun:
     state: RunState
     earlier: Mapping[str, Any]  # run.json of an earlier start of this same run; else {}
     before_hooks: SavedState | None = None  # the state that a signal during the hooks saves
+    means: Scalars = field(default_factory=dict)  # of the newest epoch
     rehearses: bool = True  # whether a new run tries, before training, what it does at the end
     # after which epochs the model is evaluated, as in `fit`
     validation_freq: int | Sequence[int] = 1
@@ -162,7 +163,8 @@ class TrainingRun:
         self.save(pending=bool(control.signal))
         self.checkpoints.wait()
         if not control.signal:
-            callbacks.on_train_end()  # may restore older weights, so it comes after the checkpoint
+            # It may restore older weights, so it comes after the checkpoint.
+            callbacks.on_train_end(self.means)
         return control
 
     def _name_fast_precision(self) -> None:
@@ -266,9 +268,9 @@ class TrainingRun:
 
         # Reports the epoch and runs callbacks, as `fit` does at its end.
         def end_epoch(progress: Progress) -> None:
-            means = reporter.epoch_end()
+            self.means = reporter.epoch_end()
             number = math.ceil(progress.epoch)
-            callbacks.on_epoch_end(number - 1, means)
+            callbacks.on_epoch_end(number - 1, self.means)
             control.agree_to_stop(model)
             if model.stop_training:
                 log.info(f"ends after epoch {number}: {stop_reason(callbacks.callbacks)}")
