@@ -57,5 +57,5 @@ def generated(lengths: Sequence[int]) -> tf.data.Dataset:
 
 @pytest.mark.parametrize("lengths", [(2, 4, 3), (4, 2, 4, 4, 2), (4, 2, 2), (4, 2, 4, 3)])
 def test_batches_of_several_sizes_are_refused(lengths: tuple[int, ...]) -> None:
-    with refused("must have one size: cut them anew by unbatch().batch(SIZE)"):
+    with refused("must have the same size: use unbatch().batch(SIZE)"):
         data_of_fit(generated(lengths))
