@@ -195,6 +195,39 @@ def test_a_pipeline_with_other_rows_is_not_resumed(tmp_path: Path) -> None:
     assert "error: call 1 of fit: its first batches are others than when this run" in printed
 
 
+NO_CALL = """
+import json
+import keras, numpy as np, tensorflow as tf
+
+class Network(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.inner = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
+
+    def train_step(self, x):
+        with tf.GradientTape() as tape:
+            loss = keras.ops.mean((self.inner(x) - x) ** 2)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_weights), self.trainable_weights)
+        return {"loss": loss}
+
+model = Network()
+model.compile("sgd")
+history = model.fit(np.ones((8, 2)), epochs=2)
+json.dump(history.history["loss"], open("found.json", "w"))
+"""
+
+
+@pytest.mark.slow
+def test_a_script_trains_although_its_model_cannot_be_exported(tmp_path: Path) -> None:
+    (tmp_path / "no_call.py").write_text(NO_CALL)
+    losses, printed = run(tmp_path, *LAUNCH, "no_call.py")
+    assert losses[1] < losses[0]
+    assert "its export fails, tried before training: " in printed
+    assert "model     not exported: " in printed
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["state"] == "done"
+
+
 def test_a_loop_of_its_own_runs_as_it_is(tmp_path: Path) -> None:
     script = tmp_path / "own_loop.py"
     script.write_text(
