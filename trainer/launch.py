@@ -18,6 +18,7 @@ from typing import Any  # noqa: E402
 from trainer.base.errors import UserError  # noqa: E402
 from trainer.base.log import log, set_verbose  # noqa: E402
 from trainer.base.settings.fields import (  # noqa: E402
+    ALL_FLAGS,
     VERBOSE,
     Usage,
     fields_of,
@@ -26,7 +27,7 @@ from trainer.base.settings.fields import (  # noqa: E402
     parse_command,
     setting,
 )
-from trainer.base.settings.request import LAUNCH_SETTINGS  # noqa: E402
+from trainer.base.settings.request import LAUNCH_SETTINGS, OF_SCRIPT  # noqa: E402
 from trainer.base.settings.train_config import TrainConfig  # noqa: E402
 from trainer.task import opened  # noqa: E402
 from trainer.user_code.command import command, quiet_start  # noqa: E402
@@ -59,7 +60,11 @@ def read_launch(arguments: Sequence[str]) -> tuple[LaunchOptions, dict[str, Any]
     scripts = [place for place, word in enumerate(arguments) if word.endswith(".py")]
     place = min(scripts, default=len(arguments))
     options, settings = parse_command(
-        LaunchOptions, arguments[:place], USAGE, fields_of(TrainConfig, *LAUNCH_SETTINGS)
+        LaunchOptions,
+        arguments[:place],
+        USAGE,
+        fields_of(TrainConfig, *LAUNCH_SETTINGS),
+        lambda name: f"{ALL_FLAGS}; {OF_SCRIPT}",
     )
     if place == len(arguments):
         raise UserError(f"the script is missing: {USAGE.program} {USAGE.arguments}")

@@ -36,8 +36,8 @@ from deploy.platform.local import kill_group
 from deploy.tiers.tier import load_tier
 from trainer.base.errors import UserError
 from trainer.base.script import calls_fit
-from trainer.base.settings.fields import nearest, write_flags
-from trainer.base.settings.request import LAUNCH_SETTINGS
+from trainer.base.settings.fields import nearest, nearest_file, write_flags
+from trainer.base.settings.request import LAUNCH_SETTINGS, OF_SCRIPT
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import expanded
 
@@ -278,6 +278,7 @@ class Script:
                 error = entry["error"].replace(f"{work}/", "")
                 self._refuse_missing(entry["missing"], error, sources, hidden)
                 ended = f"it ended here before it called fit, by {error}"
+                ended += nearest_file(error, self.folder)
                 if error.startswith("SystemExit") and last_words:
                     ended = f"{ended} ({last_words})"
                 # What only this check forbids, or this machine lacks, need not fail in the job.
@@ -383,8 +384,8 @@ def read_script(options: CodeOptions, words: Sequence[str], values: Mapping[str,
     # The trainer's settings that apply: of a script that runs as it is, the job directory alone.
     allowed = {"job_dir", *(LAUNCH_SETTINGS if script.launched else ())}
     if refused := sorted(values.keys() - allowed):
+        kind = "a script" if script.launched else "a script that runs as it is"
         raise UserError(
-            f"{refused[0]} is a setting of this package's training, not of a script. The arguments"
-            " of your script follow --"
+            f"{refused[0]} is no setting of {kind}: {OF_SCRIPT}, and its arguments follow --"
         )
     return script

@@ -14,14 +14,15 @@ x_test, y_test = pictures[ROWS:] / 255.0, labels[ROWS:]
 for gpu in tf.config.list_physical_devices("GPU"):
     tf.config.experimental.set_memory_growth(gpu, True)
 
+keras.backend.clear_session()
 model = keras.models.Sequential(
     [
-        keras.layers.Input((5, 5)),
         keras.layers.Flatten(),
         keras.layers.Dense(16, activation="relu"),
         keras.layers.Dense(10),
     ]
 )
+untrained = model.predict(x_test)
 model.compile(
     optimizer="adam",
     loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -34,6 +35,7 @@ write(
     model,
     history,
     evaluated=evaluated,
+    untrained=untrained.tolist(),
     first=probabilities(x_test[:5]).numpy().tolist(),
     predicted=probabilities.predict(x_test).argmax(1).tolist(),
 )

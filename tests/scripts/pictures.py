@@ -36,7 +36,8 @@ history = model.fit(
         keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * math.exp(-0.1)),
         keras.callbacks.CSVLogger("log.csv"),
         keras.callbacks.LambdaCallback(
-            on_epoch_end=lambda epoch, logs: seen.append(logs["val_loss"])
+            on_epoch_end=lambda epoch, logs: seen.append(logs["val_loss"]),
+            on_train_end=lambda logs: seen.append(logs["val_loss"]),
         ),
     ],
 )

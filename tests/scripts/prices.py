@@ -1,6 +1,8 @@
 """Predicts prices of two inputs, a Normalization and a category, by the functional API; shuffles
 with a seed."""
 
+from typing import Any
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -10,6 +12,11 @@ from tests.scripts.shared import ROWS, write, x
 places = np.random.default_rng(4).choice(["north", "south", "west"], ROWS)
 price = x @ np.arange(6.0) + 3 * (places == "west")
 
+
+def halved(values: Any) -> Any:
+    return values / 2
+
+
 scale = keras.layers.Normalization()
 scale.adapt(x)
 lookup = keras.layers.StringLookup(output_mode="one_hot")
@@ -17,6 +24,7 @@ lookup.adapt(places)
 table = keras.Input((6,), name="table")
 place = keras.Input((4,), name="place")
 hidden = keras.layers.Dense(8, activation="relu")(keras.layers.concatenate([scale(table), place]))
+hidden = keras.layers.Lambda(halved, output_shape=(8,))(hidden)
 model = keras.Model([table, place], keras.layers.Dense(1)(hidden))
 rate = keras.optimizers.schedules.ExponentialDecay(0.05, decay_steps=5, decay_rate=0.9)
 model.compile(keras.optimizers.Adam(rate), loss="mse", metrics=["mae"])

@@ -35,5 +35,6 @@ histories = [
         steps_per_epoch=3,
     ),
     model.fit(Batches(), epochs=2, shuffle=False),
+    model.fit(batches.repeat(), epochs=2, steps_per_epoch=5),
 ]
 write(model, *histories, evaluated=model.evaluate(batches))

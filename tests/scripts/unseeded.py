@@ -1,5 +1,6 @@
-"""Shuffles without a seed, arrays and a tf.data pipeline that two calls of fit read, and draws for
-Dropout: plain Keras gives other numbers. It may be interrupted."""
+"""Shuffles without a seed: arrays, a tf.data pipeline that two calls of fit read, and its batches.
+
+It also draws for Dropout: plain Keras gives other numbers. It may be interrupted."""
 
 import keras
 import tensorflow as tf
@@ -12,5 +13,5 @@ model.compile("sgd", loss)
 first = model.fit(x, y, epochs=2, batch_size=10)
 batches = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(len(x)).batch(10)
 second = model.fit(batches, epochs=2, validation_data=(x, y))
-third = model.fit(batches, epochs=3, callbacks=[Interrupt()])
+third = model.fit(batches.shuffle(3), epochs=3, callbacks=[Interrupt()])
 write(model, first, second, third)

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -149,7 +149,7 @@ class Replicas:
             )[0]
 
         return tf.function(
-            summed, input_signature=[tf.TensorSpec([None], tf.float64)], autograph=False
+            partial(summed), input_signature=[tf.TensorSpec([None], tf.float64)], autograph=False
         )
 
 

@@ -49,9 +49,7 @@ class FitArrays(NestedArrays):
 class FitBatches(InSequence):
     """Provides the batches of a tf.data.Dataset in its own order.
 
-    All are of one size but the last of a pass.
-    sizes: the number of rows of each batch of a pass. Raises UserError for batches of several
-        sizes.
+    sizes: the number of rows of each batch, up to the end of the data set or of the run.
     """
 
     def __init__(self, source: tf.data.Dataset, origin: str, sizes: Sequence[int]) -> None:
@@ -61,27 +59,51 @@ class FitBatches(InSequence):
         self.sizes = sizes
         if not sizes:
             raise UserError(f"{origin}: the tf.data.Dataset is empty")
-        self.batch_size = sizes[0]
-        self.last = sizes[-1] % sizes[0]
-        for number, size in enumerate(sizes):
-            if size > self.batch_size or (size < self.batch_size and number < len(sizes) - 1):
-                raise UserError(
-                    f"{origin}: batch {number:,} has {size} rows and batch 0 has {self.batch_size}:"
-                    " all but a smaller last one must have the same size: use unbatch().batch(SIZE)"
-                )
+        self.batch_size = max(sizes)
 
     @cached_property
     def count(self) -> int:  # type: ignore[override]
-        """Returns the number of examples in one pass."""
+        """Returns the number of examples in all batches."""
         return sum(self.sizes)
 
+    def of_pass(self, most: int) -> Sequence[int]:
+        """Returns the sizes of the batches of one pass, which a smaller batch may end.
 
-def batches_of_dataset(source: tf.data.Dataset, origin: str, most: int = 0) -> FitBatches:
+        A data set that repeats itself has several passes.
+        most: how many batches a run reads; 0: the data set is read again from its start. Raises
+            UserError for batches of several sizes.
+        """
+        sizes = self.sizes
+        ends = [number + 1 for number, size in enumerate(sizes) if size < self.batch_size]
+        steps = ends[0] if ends else len(sizes)
+        for number, size in enumerate(sizes):
+            if size != sizes[number % steps] or (len(sizes) % steps and not most):
+                raise UserError(
+                    f"{self.name}: batch {number:,} has {size} rows and batch 0 has {sizes[0]}: all"
+                    " but a smaller last one must have the same size: use unbatch().batch(SIZE)"
+                )
+        return sizes[:steps]
+
+    @property
+    def uncut(self) -> tf.data.Dataset:
+        """Returns the batches as they are, where `batches` would cut them anew."""
+        return self._source
+
+
+def rows_of(*parts: Any) -> Any:
+    """Returns the number of rows of a batch, in a graph."""
+    return tf.shape(tf.nest.flatten(parts)[0], out_type=tf.int64)[0]
+
+
+def batches_of_dataset(
+    source: tf.data.Dataset, origin: str, most: int = 0, *, trains: bool = False
+) -> FitBatches:
     """Returns the batches of a tf.data.Dataset.
 
     It is read once to count their rows unless its type says them.
-    most: how many batches are counted at most; 0: all. Raises UserError for an infinite data set
-        without a limit.
+    most: how many batches are read at most; 0: all; trains: whether a smaller batch is moved to the
+        end of its pass, from where a shuffle of batches has put it. Raises UserError for an
+        infinite data set without a limit.
     """
     if source.cardinality() == tf.data.INFINITE_CARDINALITY and not most:
         raise UserError(f"{origin}: the tf.data.Dataset is infinite: give steps_per_epoch")
@@ -91,8 +113,19 @@ def batches_of_dataset(source: tf.data.Dataset, origin: str, most: int = 0) -> F
     length = int(counted.cardinality())
     if length > 0 and len(rows) == 1 and rows.isdisjoint({None}):
         return FitBatches(source, origin, [int(size) for size in rows if size] * length)
-    of_batches = counted.map(lambda *parts: tf.shape(tf.nest.flatten(parts)[0])[0])
-    return FitBatches(source, origin, [int(size) for size in of_batches.as_numpy_iterator()])
+
+    # The smaller batch of a data set that ends is put last; of others the passes stay as they are.
+    ends = trains and (not most or source.cardinality() >= 0)
+    sizes = [*map(int, (source if ends else counted).map(rows_of).as_numpy_iterator())]
+    size = max(sizes, default=0)
+    if ends and sum(rows < size for rows in sizes) == 1:
+        sizes = sorted(sizes, reverse=True)
+        source = source.group_by_window(
+            lambda *parts: tf.cast(rows_of(*parts) < size, tf.int64),
+            lambda smaller, batches: batches,
+            window_size_func=lambda smaller: 1 + smaller,
+        )
+    return FitBatches(source, origin, sizes[: most or None])
 
 
 def batches_of_sequence(
@@ -136,7 +169,9 @@ class FitData:
 
     dataset: Dataset
     batch_size: int
+    rows: int  # of a pass
     last: int  # rows of the smaller last batch of a pass; 0: all have one size
+    steps: int  # batches up to the end of the data, or of the run
     validation_batch_size: int
 
 
@@ -160,7 +195,15 @@ def data_of_fit(
     trained on.
     """
     train, size = examples_of_fit(
-        "x", x, y, sample_weight, batch_size=batch_size, shuffles=shuffles, steps=steps, seed=seed
+        "x",
+        x,
+        y,
+        sample_weight,
+        batch_size=batch_size,
+        shuffles=shuffles,
+        steps=steps,
+        seed=seed,
+        trains=True,
     )
 
     # Validation has the last rows of the arrays, or data of its own.
@@ -195,8 +238,13 @@ def data_of_fit(
         )
     if evaluation and validation_steps:
         evaluation = first_batches(evaluation, validation_steps, validation_size)
-    last = train.last if isinstance(train, FitBatches) else train.count % size
-    return FitData(Dataset("fit", train, evaluation), size, last, validation_size)
+    rows = train.count
+    batches = math.ceil(rows / size)
+    if isinstance(train, FitBatches):
+        rows = sum(train.of_pass(steps or 0))
+        batches = len(train.sizes)
+    dataset = Dataset("fit", train, evaluation)
+    return FitData(dataset, size, rows, rows % size, batches, validation_size)
 
 
 def first_batches(
@@ -220,10 +268,12 @@ def examples_of_fit(
     shuffles: bool = False,
     steps: int | None = None,
     seed: int = 0,
+    trains: bool = False,
 ) -> tuple[FitArrays | FitBatches, int]:
     """Returns the examples of x, y and sample_weight, and how many rows their batches have.
 
-    Raises UserError, naming the argument, for what `fit` does not take, and for Python generators.
+    trains: as in `batches_of_dataset`. Raises UserError, naming the argument, for what `fit` does
+        not take, and for Python generators.
     """
     # Objects that give batches are read in their own order.
     if isinstance(x, tf.data.Dataset | keras.utils.PyDataset):
@@ -235,7 +285,7 @@ def examples_of_fit(
         if isinstance(x, keras.utils.PyDataset):
             batches = batches_of_sequence(x, name, shuffles=shuffles, seed=seed)
         else:
-            batches = batches_of_dataset(x, name, steps or 0)
+            batches = batches_of_dataset(x, name, steps or 0, trains=trains)
         return batches, batches.batch_size
     if isinstance(x, Iterator):
         raise UserError(

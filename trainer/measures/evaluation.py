@@ -104,7 +104,7 @@ class Evaluation:
         self.class_count = counted_classes(self.model)  # 0: a call sets no `classes`
         self.classes: Classification | None = None
         self._call_size = CallSize(most_steps=0)
-        self._run = tf.function(self._run_batches)
+        self._run = tf.function(partial(self._run_batches))  # see StepRunner
         self._on_device = tf.autograph.experimental.do_not_convert(self._one_batch)
         self._returned: tuple[str, ...] = ()  # the names that test_step returns
         # metrics among them, by the names that it gives them

@@ -123,7 +123,13 @@ def _predict(replicas: Replicas, *given: Any, **named: Any) -> Any:
     model = call["self"]
 
     def traced() -> Any:
-        step_data = Dataset("predict", NestedArrays(*examples.first(1))).step_data
+        row = examples.first(1)
+        step_data = Dataset("predict", NestedArrays(*row)).step_data
+        # What is built here, before a `fit`, belongs to the strategy.
+        if not model.built:
+            x = step_data(tf.nest.map_structure(tf.convert_to_tensor, row[:1]))
+            with replicas.strategy.scope():
+                model(x[0] if isinstance(x, tuple) else x)
         return prediction.round_of(model, replicas, size, step_data)
 
     callbacks.on_predict_begin()

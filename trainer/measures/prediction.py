@@ -3,6 +3,7 @@ outputs."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def round_of(
                 outputs.append(outputs_of(model, x if isinstance(x, tuple) else (x,)))
         return outputs
 
-    return tf.function(one_round, autograph=False)
+    return tf.function(partial(one_round), autograph=False)  # see StepRunner
 
 
 def predict_by(

@@ -194,8 +194,9 @@ def load_template(path: Path, origin: str, *, compiled: bool = False) -> keras.M
 def plain_copy(model: keras.Model) -> keras.Model:
     """Returns a copy without strategy and synchronized batch norm, LoRA merged.
 
-    It is of float32, or float64 for a float64 model. A subclassed model cannot be copied and is
-    returned itself, and so is one whose copy would lack its predict_step.
+    It is of float32, or float64 for a float64 model. A model that cannot be
+    copied, such as a subclassed one, is returned itself, and so is one whose copy would lack its
+    predict_step.
     """
     # Copies are kept by the id of the layer, as networks within the model may share one.
     copies = {}
@@ -255,7 +256,8 @@ def _cloned(
     model.compiled = False
     try:
         return keras.models.clone_model(model, clone_function=copy_of)
-    except ValueError:
+    # Keras cannot make a function of a Lambda layer again by its name.
+    except (TypeError, ValueError):
         return model
     finally:
         model.compiled = compiled

@@ -210,7 +210,7 @@ def restored_run(
     reporter = Reporter(
         config, job.result.job_dir, progress, lambda: checkpoints.latest, replicas.devices
     )
-    best = Best(config, setup.model)
+    best = Best(config, setup.model, callbacks)
     rates = LearningRates(setup.model)
     state = RunState(progress, reporter, best, callbacks, rates, str(checkpoints.restored))
     if saved is not None:
@@ -377,14 +377,21 @@ def export_model(run: TrainingRun) -> None:
     if not job.cluster.is_chief:
         return
     with _explaining_errors(run):
-        export(
-            setup.model,
-            job.job_dir.model,
-            data.input_spec,
-            save_optimizer=job.config.save_optimizer,
-            image=data.image_shape if data.holds_images else (),
-            class_names=data.class_names,
-        )
+        try:
+            export(
+                setup.model,
+                job.job_dir.model,
+                data.input_spec,
+                save_optimizer=job.config.save_optimizer,
+                image=data.image_shape if data.holds_images else (),
+                class_names=data.class_names,
+            )
+        except Exception as error:
+            if job.config.model != job.config.data or is_out_of_memory(error):
+                raise
+            # The script goes on with what it has trained, of which it was warned before.
+            job.result.saved_model = f"not exported: {message_of(error)}"
+            return
         try:
             outcome = compare_saved(setup, job.job_dir.model)
         # A failed comparison must not fail a run that is trained and saved.
@@ -472,11 +479,12 @@ def finish(run: TrainingRun, control: Control) -> int:
         # The data of a script are the script, and no verb reads its checkpoints.
         flag = ": --checkpoint=best" if job.config.data != job.config.model else ""
         log.info(f"best      {best['metric']} {best['value']:.4g} at step {best['step']:,}{flag}")
-    log.info(f"model     {where(job.job_dir.model)}")
+    exported = not (job.result.saved_model or "").startswith("not exported")
+    log.info(f"model     {where(job.job_dir.model) if exported else job.result.saved_model}")
     pictures = ModelInterface.of(run.setup.model).sampler is not None
     if pictures:
         log.info(f"pictures  {where(job.job_dir.samples)}")
-    if not on_vertex():
+    if exported and not on_vertex():
         verb = "generate" if pictures else "serve"
         log.info(f"next      python -m trainer.{verb} {shlex.quote(job.config.job_dir)}")
     return DONE

@@ -194,11 +194,16 @@ def opened_run(
 
 
 @contextmanager
-def fixed_strategy(strategy: Any) -> Iterator[None]:
+def fixed_strategy(strategy: Any, config: TrainConfig) -> Iterator[None]:
     """Replaces, in the block, each strategy that a script makes by this one.
 
-    Settings of devices come too late and do nothing.
+    Settings of devices come too late and do nothing. clear_session forgets neither the scope nor
+    `config.precision`.
     """
+
+    def cleared() -> None:
+        if config.precision != TrainConfig.precision:
+            set_precision(config)
 
     # Keras also asks whether the launcher's strategy is an instance of these classes.
     class Replaced(type):
@@ -231,6 +236,8 @@ def fixed_strategy(strategy: Any) -> Iterator[None]:
             (tf.config.threading, "set_intra_op_parallelism_threads"),
         ):
             stack.enter_context(mock.patch.object(holder, name, too_late(name)))
+        # TensorFlow keeps the scope with the graph that Keras's clear_session replaces by this.
+        stack.enter_context(mock.patch.object(tf.compat.v1, "reset_default_graph", cleared))
         yield
 
 
@@ -294,7 +301,8 @@ class Launch:
         keras.utils.set_random_seed(self.job.config.seed)  # a script that seeds itself wins
         strategy = self.replicas.strategy
         answered = answered_by_replicas(self.replicas, fit=fit)
-        with answered, strategy.scope(), fixed_strategy(strategy), suppress(Ended):
+        fixed = fixed_strategy(strategy, self.job.config)
+        with answered, strategy.scope(), fixed, suppress(Ended):
             run_script(self.job.config.model, arguments)
 
     def prove(self, *arguments: Any, **named: Any) -> None:
@@ -408,16 +416,22 @@ class Launch:
         if data.last and (config.virtual_replicas or config.micro_batches > 1):
             raise UserError(
                 f"fit: the last batch of a pass has {data.last} rows, which --virtual_replicas and"
-                f" --micro_batches cannot divide: use a batch_size that divides {train.count}"
+                f" --micro_batches cannot divide: use a batch_size that divides {data.rows}"
             )
-        schedule = Schedule(train.count, data.batch_size, 1, config.seed, last=data.last)
-        if epoch_steps and schedule.steps_per_pass % min(epoch_steps, schedule.steps_per_pass):
+        if epoch_steps and data.steps % min(epoch_steps, data.steps):
             raise UserError(
-                f"fit: steps_per_epoch={epoch_steps} does not divide the {schedule.steps_per_pass}"
-                " batches of a pass, so that some epochs would end early: use a divisor, or"
-                " repeat() of a tf.data.Dataset"
+                f"fit: steps_per_epoch={epoch_steps} does not divide the {data.steps} batches of a"
+                " pass, so that some epochs would end early: use a divisor, or repeat() of a"
+                " tf.data.Dataset"
             )
-        schedule = replace(schedule, epoch_steps=min(epoch_steps, schedule.steps_per_pass))
+        schedule = Schedule(
+            data.rows,
+            data.batch_size,
+            1,
+            config.seed,
+            last=data.last,
+            epoch_steps=min(epoch_steps or data.steps, data.steps),
+        )
 
         # Divides each batch into the rows of replicas.
         count = self.replicas.count
@@ -505,7 +519,8 @@ class Launch:
         if changes:
             log.warning(
                 f"call {number + 1} of fit is another one than when this run began"
-                f" ({', '.join(changes)}): training starts anew from there"
+                f" ({', '.join(changes)}): training starts anew from there and replaces what"
+                f" {setup.config.job_dir} has of it (another --job_dir would keep it)"
             )
             if self.job.cluster.is_chief:
                 checkpoints.remove_after(before)

@@ -10,6 +10,7 @@ from pathlib import Path
 import keras
 
 from trainer.base.errors import UserError
+from trainer.base.log import log
 from trainer.data.sample_grids import sample_grid
 from trainer.measures.evaluation import Evaluation
 from trainer.run.export import export
@@ -70,15 +71,22 @@ def rehearse(setup: TrainingSetup, evaluate: Evaluation | None) -> None:
         if sampler := interface.sampler:
             with trying("sample"):
                 sample_grid(sampler, config.seed, interface.generated_classes)
-        with trying("export"):
-            export(model, exported, setup.dataset.input_spec, save_optimizer=config.save_optimizer)
-            # Keras also saves classes that it cannot load without their code, of which the
-            # comparison only warns.
-            outcome = compare_saved(setup, exported)
+        try:
+            with trying("export"):
+                save = config.save_optimizer
+                export(model, exported, setup.dataset.input_spec, save_optimizer=save)
+                # Keras also saves classes that it cannot load without their code, of which the
+                # comparison only warns.
+                outcome = compare_saved(setup, exported)
+                if outcome.startswith(DIFFERS):
+                    raise UserError(
+                        f"model={config.model}: {outcome}: Keras {keras.__version__} loses what it"
+                        " was made with: give it a registered class of your own with a get_config"
+                        " that has all arguments, or use another"
+                    )
+        except UserError as error:
+            # A script trains by plain python too, and saves what it needs itself.
+            if config.model != config.data:
+                raise
+            log.warning(f"{error}: it trains all the same: save in the script what you need of it")
     random.setstate(random_state)
-    if outcome.startswith(DIFFERS):
-        raise UserError(
-            f"model={config.model}: {outcome}: Keras {keras.__version__} loses what it was made"
-            " with: give it a registered class of your own with a get_config that has all"
-            " arguments, or use another"
-        )

@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import SupportsFloat
 
 import keras
-from keras.callbacks import Callback, CallbackList, CSVLogger, History
+from keras.callbacks import (
+    Callback,
+    CallbackList,
+    CSVLogger,
+    EarlyStopping,
+    History,
+    ModelCheckpoint,
+)
 
 from trainer.base.errors import UserError
 from trainer.base.settings.rules import IMAGE_MEASURES
@@ -40,13 +47,14 @@ class SavedState(SavedProgress):
 class Best:
     """Holds the best value of one metric so far, and its step.
 
-    The metric is `best_metric`; without it, the first that is measured of: that of
-    `early_stopping`, val_accuracy, FID, val_loss. A value that is not comparable (another metric,
+    The metric is `best_metric`; without it, the first that is measured of: those by which callbacks
+    stop or save, val_accuracy, FID, val_loss. A value that is not comparable (another metric,
     or FID by other features or image counts) replaces the best one; NaN never does.
     """
 
     config: TrainConfig
     model: keras.Model
+    callbacks: Sequence[Callback] = ()
     # {"metric", "features", "value", "step"}; {} if nothing is measured
     state: State = field(default_factory=dict)
     improved: bool = False  # whether a measurement has improved it since the last checkpoint
@@ -59,7 +67,13 @@ class Best:
     def consider(self, values: Mapping[str, float], step: int) -> None:
         """Replaces the best value if this one is better, not comparable, or the first."""
         config = self.config
-        defaults = (self.config.early_stopping, "val_accuracy", "fid", "val_loss")
+        modes = {
+            callback.monitor: callback.mode
+            for callback in self.callbacks
+            if isinstance(callback, EarlyStopping)
+            or (isinstance(callback, ModelCheckpoint) and callback.save_best_only)
+        }
+        defaults = (*modes, "val_accuracy", "fid", "val_loss")
         names = (config.best_metric,) if config.best_metric else defaults
         metric = next((name for name in names if name in values), None)
         if metric is None or math.isnan(values[metric]):
@@ -67,7 +81,8 @@ class Best:
         features = f"{config.fid_features}, {config.fid_samples} images"
         compared = {"metric": metric, "features": features if metric in IMAGE_MEASURES else None}
         comparable = all(self.state.get(name) == value for name, value in compared.items())
-        better = operator.gt if higher_is_better(self.model, metric, "best_metric") else operator.lt
+        higher = higher_is_better(self.model, metric, "best_metric", modes.get(metric, "auto"))
+        better = operator.gt if higher else operator.lt
         if not comparable or better(values[metric], self.state["value"]):
             self.state = {**compared, "value": values[metric], "step": step}
             self.improved = True

@@ -53,6 +53,7 @@ class TrainingRun:
     state: RunState
     earlier: Mapping[str, Any]  # run.json of an earlier start of this same run; else {}
     before_hooks: SavedState | None = None  # the state that a signal during the hooks saves
+    means: Scalars = field(default_factory=dict)  # of the newest epoch
     rehearses: bool = True  # whether a new run tries, before training, what it does at the end
     # after which epochs the model is evaluated, as in `fit`
     validation_freq: int | Sequence[int] = 1
@@ -138,7 +139,8 @@ class TrainingRun:
         self.save(pending=bool(control.signal))
         self.checkpoints.wait()
         if not control.signal:
-            callbacks.on_train_end()  # may restore older weights, so it comes after the checkpoint
+            # It may restore older weights, so it comes after the checkpoint.
+            callbacks.on_train_end(self.means)
         return control
 
 
@@ -289,6 +291,7 @@ class RunHooks:
     def _end_epoch(self, progress: Progress) -> None:
         """Reports the epoch and runs callbacks, as `fit` does at its end."""
         means = self.run.state.reporter.epoch_end()
+        self.run.means = means
         self.callbacks.on_epoch_end(math.ceil(progress.epoch) - 1, means)
         self.control.agree_to_stop(self.run.setup.model)
         if self.run.setup.model.stop_training:

@@ -24,6 +24,7 @@ from trainer.data.batches import batches, copied_ahead, last_batches
 from trainer.data.dataset import Dataset
 from trainer.data.examples import HEAD_ROWS, InSequence
 from trainer.data.fingerprint import content_of
+from trainer.data.fit_data import FitBatches
 from trainer.data.sources import load_dataset
 from trainer.invariance.gradients import copies_of_weights
 from trainer.invariance.internals import reset_layer_names, seed_initializers
@@ -62,9 +63,8 @@ class TrainingSetup:
         train = self.dataset.train
         replicas = self.replicas
         if self.undivided:
-            assert isinstance(train, InSequence)
-            steps = train.anew().batches(self.schedule.global_batch_size, drop_remainder=False)
-            steps = steps.repeat().skip(first_step).prefetch(4)
+            assert isinstance(train, FitBatches)
+            steps = train.uncut.repeat().skip(first_step).prefetch(4)
             ahead = replicas.on_gpus and replicas.count == 1
             return copied_ahead(steps, replicas) if ahead else iter(steps)
         steps = self.batches_from(first_step - first_step % steps_per_program, steps_per_program)

@@ -75,14 +75,16 @@ def _mode(monitor: str) -> str:
     return "max" if "accuracy" in monitor or monitor in IMAGE_MEASURES else "auto"
 
 
-def higher_is_better(model: keras.Model, monitor: str, setting: str) -> bool:
+def higher_is_better(model: keras.Model, monitor: str, setting: str, mode: str = "auto") -> bool:
     """Returns whether higher values of `monitor` are better.
 
-    Raises UserError, naming the setting, if it is unknown. A loss should fall and an accuracy
+    mode: what a callback says of it: min, max or auto. Raises UserError, naming the setting, if it
+        is unknown. A loss should fall and an accuracy
     should rise; for any other value Keras looks up the model's metric of that name.
     """
     # Keras decides it at the end of a callback's first epoch, and this one compares two values.
-    probe = keras.callbacks.EarlyStopping(monitor=monitor, mode=_mode(monitor))
+    mode = _mode(monitor) if mode == "auto" else mode
+    probe = keras.callbacks.EarlyStopping(monitor=monitor, mode=mode)
     probe.set_model(model)
     probe.on_train_begin()
     try:

@@ -86,7 +86,9 @@ class StepRunner:
         # metrics that a step returns, by the keys that it gives them
         self._by_key: dict[str, keras.Metric] = {}
         self._keys: set[str] = set()  # all keys that a step gives
-        self._run = tf.function(self._run_steps)
+        # TensorFlow warns of many traces of one function, not of those of partials of it: a script
+        # may train many models.
+        self._run = tf.function(partial(self._run_steps))
         self._run_program = tf.function(self._run_several, autograph=False)
         # an iterator, and its newest program's number and rows
         self._newest_rows: tuple[Any, int, Any] = (None, -1, None)

@@ -32,6 +32,7 @@ from trainer.base.errors import (
     without_colours,
     without_frames,
 )
+from trainer.base.settings.fields import nearest_file
 from trainer.base.settings.own_settings import functions_taking, refuse_missing_module
 from trainer.base.settings.train_config import TrainConfig
 
@@ -40,7 +41,7 @@ _LIBRARIES = tuple(
     path + os.sep
     for path in {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
 )
-_INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]|__autograph_generated_file|^<")
+_INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]|__autograph_generated_file|^<|\.pyx$")
 # the user's folders and files, which a job may install among the libraries
 _installed_by_user: set[str] = set()
 
@@ -94,7 +95,7 @@ def as_user_mistake(error: BaseException) -> UserError | None:
         )
     place, cause = raised
     text = message_of(cause)
-    text += f"; {_OWN_LOOP}" if _EAGER in text else ""
+    text += f"; {_OWN_LOOP}" if _EAGER in text else nearest_file(text)
     return UserError(
         f"{place}: {text}; this is in your own code: fix it there, or change the flags that it"
         " reads (--verbose prints the whole traceback)"

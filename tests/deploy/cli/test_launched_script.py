@@ -98,7 +98,7 @@ NEEDS = "import importlib, json, time, keras, tensorflow as tf\n{}\nkeras.Sequen
             "tf.io.gfile.copy('tab' + 'le.csv', 'there')",
             "needs table.csv, which does not go along (NotFound",
         ),
-        ("open('none.csv')", "No such file or directory: 'none.csv': so would its job: mend it"),
+        ("open('tabel.csv')", "directory: 'tabel.csv'; did you mean 'table.csv'?: so would its"),
         (
             "import argparse, sys; sys.argv += ['--epochz=3'];"
             " argparse.ArgumentParser().parse_args()",

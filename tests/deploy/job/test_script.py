@@ -142,7 +142,7 @@ def test_what_must_not_go_along_is_refused(
         ),
         (
             ["--script=train.py", "--steps=3"],
-            "steps is a setting of this package's training, not of a script. The arguments of your",
+            "unknown flag --steps. The arguments of your script follow --; what compile and fit ",
         ),
         (
             ["--script=train.py", "zzz"],
@@ -159,7 +159,12 @@ def test_what_must_not_go_along_is_refused(
         ),
         (
             ["--script=train.py", "--launch", "--epochs=3"],
-            "epochs is a setting of this package's training, not of a",
+            "unknown flag --epochs. The arguments of your script follow --; what compile and fit ",
+        ),
+        (["--script=train.py", "--batch_size=8"], "unknown flag --batch_size. The arguments of"),
+        (
+            ["--script=train.py", "--as_is", "--replicas=2"],
+            "replicas is no setting of a script that runs as it is",
         ),
         (["--script=train.py", "--include=nothing*"], "include=nothing*: nothing in "),
         (

@@ -31,9 +31,10 @@ def test_methods_of_one_batch_are_right_or_refused(
     small_config: Callable[..., TrainConfig],
 ) -> None:
     for count in (1, 2):
-        replicas = make_replicas(small_config(f"--replicas={count}"))
+        config = small_config(f"--replicas={count}")
+        replicas = make_replicas(config)
         strategy = replicas.strategy
-        with answered_by_replicas(replicas), strategy.scope(), fixed_strategy(strategy):
+        with answered_by_replicas(replicas), strategy.scope(), fixed_strategy(strategy, config):
             model = compiled()
             assert model.predict_on_batch(X) == pytest.approx(model.predict(X, verbose=0))
             if count == 1:

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import numpy as np
-from keras import Input, Model, Sequential, layers, metrics
+from keras import Input, Model, Sequential, callbacks, layers, metrics
 
 from tests.fixtures import parametrize
 from tests.support import refused, small
@@ -23,23 +23,28 @@ def kept(state: dict[str, Any]) -> dict[str, Any]:
 
 
 @parametrize(
-    "others, first, later",
+    "others, monitors, first, later",
     [
+        (("--best_metric=val_loss",), [], {"val_accuracy": 0.9}, {"val_loss": 2.3}),
+        ((), [EarlyStopping("val_loss", 1)], {"val_accuracy": 0.9}, {"val_loss": 2.3}),
         (
-            ("--best_metric=val_loss",),
+            (),
+            [callbacks.ModelCheckpoint("best.keras", "val_own", save_best_only=True, mode="min")],
             {"val_accuracy": 0.9},
-            {"val_loss": 2.3},
+            {"val_own": 2.3, "val_accuracy": 0.1},
         ),
-        (("--early_stopping=val_loss",), {"val_accuracy": 0.9}, {"val_loss": 2.3}),
-        (("--fid_features=mine.keras", "--fid_every_steps=4"), {"fid": 10.0}, {"fid": 90.0}),
-        (("--fid_samples=50", "--fid_every_steps=4"), {"fid": 10.0}, {"fid": 90.0}),
+        (("--fid_features=mine.keras", "--fid_every_steps=4"), [], {"fid": 10.0}, {"fid": 90.0}),
+        (("--fid_samples=50", "--fid_every_steps=4"), [], {"fid": 10.0}, {"fid": 90.0}),
     ],
 )
 def test_the_best_of_another_measure_starts_from_scratch(
-    others: tuple[str, ...], first: dict[str, float], later: dict[str, float]
+    others: tuple[str, ...],
+    monitors: list[callbacks.Callback],
+    first: dict[str, float],
+    later: dict[str, float],
 ) -> None:
     before = Best(small(OWN), Model())
-    changed = Best(small(OWN, *others), Model())
+    changed = Best(small(OWN, *others), Model(), monitors)
     before.consider(first, 10)
     changed.resume(kept(before.state))
     changed.consider(later, 20)

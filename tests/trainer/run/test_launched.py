@@ -90,7 +90,8 @@ def test_scripts_are_unchanged_and_have_the_numbers_of_keras(
     names: tuple[str, ...], tmp_path: Path
 ) -> None:
     for replicas in ("0", "1", "2"):
-        run(tmp_path / replicas, "-m", "tests.scripts", replicas, *names)
+        _, printed = run(tmp_path / replicas, "-m", "tests.scripts", replicas, *names)
+        assert replicas == "0" or "retracing" not in printed
     for name in names:
         plain, alone, both = (tmp_path / replicas / name for replicas in ("0", "1", "2"))
         same(written_in(alone), written_in(both))
@@ -192,6 +193,40 @@ def test_a_pipeline_with_other_rows_is_not_resumed(tmp_path: Path) -> None:
     run(tmp_path, *words, code=75)
     _, printed = run(tmp_path, *words, code=2)
     assert "error: call 1 of fit: its first batches are others than when this run" in printed
+
+
+NO_CALL = """
+import json
+import keras, numpy as np, tensorflow as tf
+
+class Network(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.inner = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
+
+    def train_step(self, x):
+        with tf.GradientTape() as tape:
+            loss = keras.ops.mean((self.inner(x) - x) ** 2)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_weights), self.trainable_weights)
+        return {"loss": loss}
+
+model = Network()
+model.compile("sgd")
+history = model.fit(np.ones((8, 2)), epochs=2)
+json.dump(history.history["loss"], open("found.json", "w"))
+"""
+
+
+@pytest.mark.slow
+def test_a_script_trains_although_its_model_cannot_be_exported(tmp_path: Path) -> None:
+    (tmp_path / "no_call.py").write_text(NO_CALL)
+    _, printed = run(tmp_path, *LAUNCH, "no_call.py")
+    first, second = written_in(tmp_path)
+    assert second < first
+    assert "its export fails, tried before training: " in printed
+    assert "model     not exported: " in printed
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["state"] == "done"
 
 
 def test_a_loop_of_its_own_runs_as_it_is(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import h5py
 import pytest
 import tensorflow as tf
 
@@ -269,3 +270,18 @@ def test_a_model_made_at_import_is_refused(small_config: Make) -> None:
         " needs"
     ):
         run_job(small_config(f"{MODEL}at_import", "--steps=1", "--global_batch_size=8"))
+
+
+def test_a_misspelt_file_is_named_with_the_most_similar_one(tmp_path: Path) -> None:
+    (tmp_path / "table.csv").touch()
+    with pytest.raises(FileNotFoundError) as missing:
+        (tmp_path / "tabel.csv").open()
+    line = str(as_user_mistake(missing.value))
+    assert f"test_mistakes.py:{missing.traceback[0].lineno + 1} in " in line
+    assert f"; did you mean '{tmp_path / 'table.csv'}'?" in line
+
+
+def test_a_library_in_c_is_not_the_users_code() -> None:
+    with pytest.raises(FileNotFoundError) as missing:
+        h5py.File("none/weights.h5", "w")
+    assert "test_mistakes.py:" in str(as_user_mistake(missing.value))

@@ -19,6 +19,7 @@ import os
 import re
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType, UnionType
 from typing import Any, TypeVar
@@ -148,6 +149,18 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
     closest = max(known, key=similarity, default="")
     return f"; did you mean '{closest}'?" if closest and similarity(closest) >= _CLOSE else "."
+
+
+def nearest_file(text: str, folder: str | os.PathLike[str] = ".") -> str:
+    """Returns `; did you mean 'x'?` for an error's text that names a missing file of `folder`."""
+    missing = re.search(r"No such file or directory: '(.+?)'", text)
+    if not missing:
+        return ""
+    inner = os.path.dirname(missing[1])
+    known: list[str] = []
+    with suppress(OSError):
+        known = [os.path.join(inner, name) for name in os.listdir(os.path.join(folder, inner))]
+    return nearest(missing[1], known).rstrip(".")
 
 
 def value_type(field: Field) -> tuple[type, bool]:

@@ -51,6 +51,11 @@ _ELSEWHERE = {
     "resume": "the same command with the same --job_dir resumes",
     "validation_split": "use --evaluation_fraction, the share of examples that is held out",
 }
+# Where a script has what is a flag for named functions.
+OF_SCRIPT = (
+    "what compile and fit take, such as batch_size, epochs and learning_rate, is written in the"
+    " script"
+)
 
 
 @dataclass(frozen=True)
@@ -170,15 +175,21 @@ def parse_request(
     # The functions that the command names decide which other flags there are.
     overrides = Overrides.read(first_values(words, NAMING), folder)
     settings = overrides.functions.fields
-    for name in map(flag_name, words):
-        if name in _ELSEWHERE and name not in {*settings, *fields_of(kind)}:
-            raise UserError(f"unknown flag --{name}: {_ELSEWHERE[name]}")
+    has_script = bool(first_values(words, ("script",)))
+    if has_script:
+        settings = {name: settings[name] for name in LAUNCH_SETTINGS}
+    else:
+        for name in map(flag_name, words):
+            if name in _ELSEWHERE and name not in {*settings, *fields_of(kind)}:
+                raise UserError(f"unknown flag --{name}: {_ELSEWHERE[name]}")
     options, values = parse_command(
         kind,
         words,
         usage,
         settings,
-        lambda name: usage.flags + overrides.functions.hint(name),
+        lambda name: (
+            usage.flags + (f"; {OF_SCRIPT}" if has_script else overrides.functions.hint(name))
+        ),
         settings.keys() - fields_of(TrainConfig).keys() if overrides.values else (),
     )
     return options, dataclasses.replace(overrides, values=values)
