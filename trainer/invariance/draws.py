@@ -25,14 +25,8 @@ import tensorflow as tf
 from trainer.base.errors import UserError
 from trainer.base.log import warn_once
 from trainer.invariance.internals import compiled_by_xla, intercept_random, outside_conditions, wrap
-from trainer.invariance.step import (
-    NORMAL,
-    UNIFORM,
-    NotCompilable,
-    StepContext,
-    holding,
-    running_step,
-)
+from trainer.invariance.philox import NORMAL, UNIFORM
+from trainer.invariance.step import NotCompilable, StepContext, holding, running_step
 
 
 @dataclass(frozen=True)

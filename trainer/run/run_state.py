@@ -24,7 +24,7 @@ from trainer.base.settings.rules import IMAGE_MEASURES
 from trainer.base.settings.train_config import TrainConfig
 from trainer.reporting.progress import Progress, SavedProgress, State
 from trainer.reporting.reporter import Reporter
-from trainer.training.callback_states import CallbackStates
+from trainer.training.callback_states import CallbackStates, drop_epochs
 from trainer.training.callbacks import WRITERS, callback_list, higher_is_better
 from trainer.training.checkpoint import Arrays, LearningRates
 
@@ -192,21 +192,3 @@ class RunState:
                 f"{self.origin}: its state is of another version of this trainer ({error!r}): use"
                 " that version, or another --job_dir"
             ) from error
-
-
-def drop_epochs(file: Path, separator: str, first: int) -> None:
-    """Removes the last rows of a CSVLogger's file, whose epochs are trained again.
-
-    They are those from `first` on.
-    """
-    if not file.is_file():
-        return
-    rows = file.read_text(encoding="utf-8").splitlines(keepends=True)
-    count = len(rows)
-    for row in reversed(rows):
-        epoch = row.partition(separator)[0]
-        if not epoch.isdecimal() or int(epoch) < first:
-            break
-        count -= 1
-    if count < len(rows):
-        file.write_text("".join(rows[:count]), encoding="utf-8")

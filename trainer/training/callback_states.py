@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -166,3 +167,21 @@ def _attributes(name: str, callback: Callback) -> tuple[dict[str, AttributeValue
             except TypeError:
                 objects[key] = item
     return values, objects
+
+
+def drop_epochs(file: Path, separator: str, first: int) -> None:
+    """Removes the last rows of a CSVLogger's file, whose epochs are trained again.
+
+    They are those from `first` on.
+    """
+    if not file.is_file():
+        return
+    rows = file.read_text(encoding="utf-8").splitlines(keepends=True)
+    count = len(rows)
+    for row in reversed(rows):
+        epoch = row.partition(separator)[0]
+        if not epoch.isdecimal() or int(epoch) < first:
+            break
+        count -= 1
+    if count < len(rows):
+        file.write_text("".join(rows[:count]), encoding="utf-8")

@@ -199,6 +199,7 @@ FLAGS: list[tuple[str, ...]] = [
         "--fid_features=model.keras",
         "fid_features=model.keras: the job's machines cannot",
     ),
+    ("l4x4", "--patience=5", "patience=5 has no effect without early_stopping"),
     ("l4x4", "--initial_model=/home/me/m.keras", "use --initial_model=gs://BUCKET/m.keras"),
     (
         "l4x4",

@@ -9,7 +9,8 @@ import pytest
 import tensorflow as tf
 
 from tests.fixtures import parametrize
-from trainer.invariance.step import NORMAL, UNIFORM, StepContext, current_step, in_step
+from trainer.invariance.philox import NORMAL, UNIFORM
+from trainer.invariance.step import StepContext, current_step, in_step
 
 
 def context(step: int = 3, first_row: int = 0, rows: int = 8, seed: int = 1) -> StepContext:

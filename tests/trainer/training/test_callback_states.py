@@ -21,8 +21,7 @@ from tests.drill import read
 from tests.fixtures import SLOW, Log
 from tests.support import resolved, run_job, saved_model
 from trainer.base.errors import DONE
-from trainer.run.run_state import drop_epochs
-from trainer.training.callback_states import AttributeValue, CallbackStates, decoded
+from trainer.training.callback_states import AttributeValue, CallbackStates, decoded, drop_epochs
 
 # four steps an epoch
 EPOCHS = 8
