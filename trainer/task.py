@@ -21,7 +21,7 @@ from trainer.base.settings.request import (  # noqa: E402
 )
 from trainer.base.settings.train_config import TrainConfig  # noqa: E402
 from trainer.base.storage.staging import preflight  # noqa: E402
-from trainer.cluster.cluster_spec import read_cluster, set_gpu_environment  # noqa: E402
+from trainer.cluster.cluster_spec import read_cluster, set_up_process  # noqa: E402
 from trainer.user_code.command import command, quiet_start  # noqa: E402
 
 
@@ -45,14 +45,14 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def opened(config: TrainConfig, inputs: dict[str, str]) -> JobDir:
-    """Opens the job directory, and sets what TensorFlow reads about GPUs when it is imported.
+    """Opens the job directory, and sets up this process for TensorFlow.
 
-    Finds mistakes in paths before that. `inputs`: those to read from, by setting.
+    Finds mistakes in paths before TensorFlow is imported. `inputs`: those to read from, by setting.
     """
     is_chief = read_cluster().is_chief  # only the chief writes
     preflight(inputs, outputs(config) if is_chief else {})
     job_dir = open_job_dir(config, make=is_chief)
-    set_gpu_environment(config.cache_dir)
+    set_up_process(config.cache_dir)
     return job_dir
 
 

@@ -1,10 +1,15 @@
-"""Tests that TF_CONFIG becomes a cluster, or an error of one line, and which variables for GPUs are
-set."""
+"""Tests that TF_CONFIG becomes a cluster, or an error of one line, which variables for GPUs are
+set, and that freed memory is kept."""
 
 import json
+import os
+import platform
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 
 from tests.fixtures import Patch, parametrize
@@ -139,3 +144,26 @@ def test_a_variable_of_the_users_stays(
     set_gpu_environment("cache" if mib else "nvidia-smi", environment)
     assert gpu_environment(environment) == kept
     assert Path("cache/cuda").is_dir() == (kept.get("CUDA_CACHE_PATH") == "cache/cuda")
+
+
+LARGE_ARRAY = """
+import numpy, pathlib
+from trainer.cluster.cluster_spec import keep_freed_memory
+keep_freed_memory()
+address = numpy.ones(2**23).ctypes.data  # 64 MiB
+heap = next(x for x in pathlib.Path("/proc/self/maps").read_text().splitlines() if "[heap]" in x)
+begin, end = (int(bound, 16) for bound in heap.split()[0].split("-"))
+print(begin < address < end)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other libraries are left alone")
+@parametrize(("variables", "kept"), [({}, True), ({"MALLOC_MMAP_MAX_": "9"}, False)])
+def test_large_arrays_are_made_of_memory_that_was_freed_before(
+    variables: dict[str, str], kept: bool
+) -> None:
+    command = [sys.executable, "-c", LARGE_ARRAY]
+    result = subprocess.run(
+        command, env={**os.environ, **variables}, capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == str(kept)
