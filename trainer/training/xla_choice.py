@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
-from keras.layers import DepthwiseConv1D, DepthwiseConv2D, SeparableConv1D, SeparableConv2D
+from keras.layers import (
+    Conv1D,
+    Conv2D,
+    Conv3D,
+    DepthwiseConv1D,
+    DepthwiseConv2D,
+    SeparableConv1D,
+    SeparableConv2D,
+)
 
 from trainer.base.log import log
 from trainer.base.settings.train_config import TrainConfig
@@ -92,8 +100,11 @@ def choose(
     # With jit_compile=auto the layers and the processor decide.
     if choice is None:
         grouped = []
+        convolutions = []
         tables = []
         for layer in all_layers(model):
+            if isinstance(layer, (Conv1D, Conv2D, Conv3D)):
+                convolutions.append(layer.name)
             if isinstance(layer, _BY_DEPTH) or getattr(layer, "groups", 1) > 1:
                 grouped.append(layer.name)
             is_table = isinstance(layer, keras.layers.Embedding)
@@ -117,8 +128,9 @@ def choose(
             reason = (
                 f"XLA is slow on CPUs for convolutions by groups or by depth, as in {grouped[0]}"
             )
-        elif config.model == "cnn":
-            reason = "XLA is slower on CPUs for the convolutions of model=cnn"
+        # The steps of GANs gain by all that is no convolution.
+        elif convolutions and not interface.own_step:
+            reason = f"XLA is often slower on CPUs for convolutions, as in {convolutions[0]}"
         try:
             reason = reason or reason_against(config, remaining_steps, size)
         except Exception as error:
