@@ -67,6 +67,7 @@ def main(arguments: Sequence[str]) -> int:
     os.environ.update(ENVIRONMENT)
     with quiet_start():
         from trainer.planning.planner import make_plan
+    # what was measured before an interruption, and is not measured again
     parts = kept_plan(config).with_suffix("")
     plan = make_plan(config, parts)
     Path(out).parent.mkdir(parents=True, exist_ok=True)

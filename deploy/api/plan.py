@@ -141,19 +141,21 @@ class Plan:
         return {*pareto_front([(offer.hours.middle, offer.usd.middle) for _, offer in self.offers])}
 
     def best(self, within: str | None = None, budget: float | None = None) -> OfferChoice:
-        """Returns the cheapest offer that ends `within` a time, as "8h", for at most `budget` USD.
+        """Returns the cheapest offer that ends `within` a time, such as "8h", and costs at most
+        `budget` USD.
 
         Prefers offers whose upper ends meet both limits; falls back to those whose middle does.
         Raises UserError if there is none.
         """
         limits = {"within": within, "budget": budget}
+        # The limits are parsed and checked as flags are.
         options = call_verb(PlanOptions, (), limits, None, USAGE).options
         hours = (options.within or math.inf) / 3600
         usd = options.budget or math.inf
         for end in ("high", "middle"):
-            for of_tier, offer in likely(self.offers):  # the cheapest first
+            for tier_forecast, offer in likely(self.offers):  # the cheapest first
                 if getattr(offer.hours_until_end, end) <= hours and getattr(offer.usd, end) <= usd:
-                    tier = self.names.get(of_tier.tier, of_tier.tier)
+                    tier = self.names.get(tier_forecast.tier, tier_forecast.tier)
                     return OfferChoice(tier, offer.strategy, offer.hours, offer.usd)
         raise UserError(
             f"no tier ends within={within or 'any time'} for budget={budget}:"
@@ -163,18 +165,18 @@ class Plan:
     def cells(self) -> list[list[str]]:
         """Returns a row for each offer, then one for each tier without any."""
         rows = []
-        for index, (of_tier, offer) in enumerate(self.offers):
-            rows.append(_cells(of_tier, offer, index in self.efficient))
-        without = [of_tier for of_tier in self.forecasts if not of_tier.offers]
-        return rows + [_cells(of_tier, None, False) for of_tier in without]
+        for index, (tier_forecast, offer) in enumerate(self.offers):
+            rows.append(_cells(tier_forecast, offer, index in self.efficient))
+        without = [tier_forecast for tier_forecast in self.forecasts if not tier_forecast.offers]
+        return rows + [_cells(tier_forecast, None, False) for tier_forecast in without]
 
     def __repr__(self) -> str:
         tiers = f"<plan of {len(self.forecasts)} tiers for {self.about}"
         if not self.offers:
             return f"{tiers}: none fits>"
-        of_tier, offer = self.offers[0]
+        tier_forecast, offer = self.offers[0]
         return (
-            f"{tiers}: {of_tier.tier} is the cheapest, {offer.usd.middle:.2f} USD in"
+            f"{tiers}: {tier_forecast.tier} is the cheapest, {offer.usd.middle:.2f} USD in"
             f" {offer.hours.middle:.3g} h>"
         )
 
@@ -199,10 +201,10 @@ class Plan:
         # The offers that no other beats, as far as there are lines for them.
         front = [self.offers[index] for index in sorted(self.efficient)]
         rows = []
-        for of_tier, offer in front[: LINES - len(lines) - 2]:
-            fit = of_tier.fit
+        for tier_forecast, offer in front[: LINES - len(lines) - 2]:
+            fit = tier_forecast.fit
             row = (
-                of_tier.tier,
+                tier_forecast.tier,
                 STRATEGIES[offer.strategy],
                 fit.verdict if fit else "not known",
                 f"{fit.largest_batch:,}" if fit else "",

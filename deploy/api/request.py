@@ -109,8 +109,8 @@ def call_verb(
 ) -> VerbRequest[Options]:
     """Returns the request of a Python call: that of the command with these flags.
 
-    None is not given. `keywords` holds options of `kind` and settings of the trainer, `settings`
-    more of these.
+    A value of None counts as not given. `keywords` holds options of `kind` and settings of the
+    trainer, `settings` more of these.
     """
     flag = next((tier for tier in map(str, tiers) if tier.startswith("-")), "")
     if flag:
@@ -123,6 +123,7 @@ def call_verb(
                     f"{name} is given twice, as {values[name]} and {value}: give it once"
                 )
             values[name] = value
+    # The recipe and the functions decide which other settings there are.
     naming = {name: values[name] for name in NAMING if name in values}
     overrides = Overrides.read(naming, _folder(values))
     options, typed = read_values(

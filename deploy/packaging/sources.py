@@ -291,7 +291,8 @@ def _checked(
             " in .gcloudignore and read them from a bucket, or allow it with"
             f" --max_package_mb={size / MB + 1:.0f}"
         )
-    # No credentials, but in files that the user calls harmless.
+    # No file holds credentials, except those that the user calls harmless. detect-secrets is slow:
+    # it reads no large file, and only so much of a package.
     lines = [line for line in _ignore_lines(top) if line.startswith(ALLOW)]
     allowed = {top / line.removeprefix(ALLOW).strip() for line in lines}
     findings = list[tuple[str, str]]()
@@ -299,7 +300,8 @@ def _checked(
     for name, path in files.items():
         if path not in allowed:
             as_text = sizes[name] <= TEXT_BYTES and scanned + sizes[name] <= _SCANNER_BYTES
-            scanned += sizes[name] * as_text
+            if as_text:
+                scanned += sizes[name]
             findings += [(name, finding) for finding in find_credentials(path, as_text=as_text)]
     if findings:
         inner = files[findings[0][0]].relative_to(top).as_posix()
@@ -311,7 +313,7 @@ def _checked(
             f" folder, or name the files in .gcloudignore. What is harmless: a line {ALLOW}{inner}"
             f" in {top.name}/.gcloudignore, or in the line itself # pragma: allowlist secret"
         )
-    # Nothing that is left out is imported.
+    # No file imports one that is left out.
     imports: list[Import] = []
     for name, path in files.items():
         if path.suffix == ".py":

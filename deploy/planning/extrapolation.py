@@ -49,19 +49,23 @@ def seconds_on(few: Measurement, many: Measurement, devices: int, rows: float) -
 
     The prediction is a / N + b through the measurements on `few` and on `many` GPUs.
     """
-    # b
-    constant = (many.devices * many.seconds - few.devices * few.seconds) / (
-        many.devices - few.devices
-    )
+    # b: what more devices do not shorten
+    added_device_seconds = many.devices * many.seconds - few.devices * few.seconds
+    constant = added_device_seconds / (many.devices - few.devices)
     constant = min(max(constant, 0.0), many.seconds)
     if few.rows == many.rows:
         constant *= COUNTED
-    slower = 1.0 if few.rows > many.rows else max(1.0, many.rows / rows) ** SLOWER_BY_ROWS
-    return ((many.seconds - constant) * many.devices / devices + constant) * slower
+    shared = (many.seconds - constant) * many.devices / devices  # a / N
+    # With fewer rows than were measured, each takes longer. Where more GPUs had fewer rows, the
+    # measurements show that themselves.
+    slower = 1.0
+    if few.rows <= many.rows:
+        slower = max(1.0, many.rows / rows) ** SLOWER_BY_ROWS
+    return (shared + constant) * slower
 
 
 def interval(few: Measurement, many: Measurement, devices: int, rows: float) -> Interval:
-    """Returns the prediction of `step_seconds` with the interval in which published times were."""
+    """Returns the prediction of `seconds_on` with the interval in which published times were."""
     seconds = seconds_on(few, many, devices, rows)
     if few.rows == many.rows == rows:
         return ROWS_STAY.times(seconds)

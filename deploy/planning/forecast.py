@@ -85,7 +85,7 @@ def forecast(
 ) -> Forecast:
     """Returns the forecast of a run on a tier.
 
-    Its times are those of `extrapolation`; without that, the plan's.
+    Its times come from `extrapolation` if it is given, else from the plan.
 
     plain: the job's image is a plain Python, in which each start installs the packages.
     """
@@ -96,7 +96,7 @@ def forecast(
         rows = config.rows_per_replica(tier.devices)
     except UserError as error:
         problems.append(str(error))
-    # Whether it fits the memory of the devices, and the data those of the machines.
+    # Whether the run fits the memory of the devices, and its data that of the machines.
     fit = fit_on(plan, config, tier) if rows else None
     too_large = fit is not None and fit.verdict == TOO_LARGE
     if rows and fit is None:
@@ -104,7 +104,8 @@ def forecast(
     if fit and too_large:
         problems.append(f"does not fit: {fit.words}")
     problems += host_problems(plan, tier)
-    # The time of a step: of runs that were measured, else by the plan, on GPUs by its graph.
+    # The time of a step: from measured runs; else from the plan, by its graph on GPUs, by its
+    # measured steps on CPUs.
     step = None
     seconds = None
     basis = ""
@@ -136,12 +137,17 @@ def forecast(
     installing = INSTALL_DOUBT.times(install_seconds(tier.accelerators) if plain else 0.0)
     estimates: list[PricedEstimate] = []
     if step and seconds and not too_large:
-        intervals = (config.checkpoint_every_steps, config.checkpoint_every_minutes)
-        lost = lost_by_preemption(step.middle, *intervals, seconds.middle)
+        lost = lost_by_preemption(
+            step.middle,
+            config.checkpoint_every_steps,
+            config.checkpoint_every_minutes,
+            seconds.middle,
+        )
         estimates = list(priced_estimates(tier, seconds.plus(installing), lost))
         usd = tier.usd_by_strategy
         unknown = [STRATEGIES[strategy] for strategy in usd if usd[strategy] is None]
-        if usd.get("SPOT") is not None and "SPOT" not in {priced.strategy for priced in estimates}:
+        estimated = {estimate.strategy for estimate in estimates}
+        if usd.get("SPOT") is not None and "SPOT" not in estimated:
             problems.append("as spot, preemptions might lose more than is done")
         elif not estimates:
             problems.append(f"no price: give --price_per_hour={tier.name}=USD")
@@ -157,22 +163,22 @@ def forecast(
         if unknown and estimates:
             problems.append(f"no price known as {' or '.join(unknown)}")
     return Forecast(
-        tier.name,
-        tier.strategy,
-        tier.kind,
-        tier.machine,
-        tier.devices,
-        rows,
-        fit,
-        step,
-        seconds,
-        installing,
-        steps,
-        basis,
-        extrapolation.measured if extrapolation else "",
-        basis == BY_GRAPH and is_compiled(plan, config, tier.devices),
-        tuple(estimates),
-        tuple(problems),
+        tier=tier.name,
+        strategy=tier.strategy,
+        kind=tier.kind,
+        machine=tier.machine,
+        devices=tier.devices,
+        batch_per_device=rows,
+        fit=fit,
+        step=step,
+        seconds=seconds,
+        install_seconds=installing,
+        steps=steps,
+        basis=basis,
+        measured=extrapolation.measured if extrapolation else "",
+        compiled=basis == BY_GRAPH and is_compiled(plan, config, tier.devices),
+        offers=tuple(estimates),
+        problems=tuple(problems),
     )
 
 

@@ -71,7 +71,7 @@ def measured(rows: Rows) -> list[TierSummary]:
 
 
 def time_and_money(figure: "Figure", rows: Rows) -> None:
-    """Draws a bar for the time of each tier's runs and one for their cost, beside each other.
+    """Draws a bar for the time of each tier's runs and one for their cost, side by side.
 
     Bars end at medians; whiskers reach from the lowest to the highest repeat.
     """
@@ -79,14 +79,14 @@ def time_and_money(figure: "Figure", rows: Rows) -> None:
 
     colors = {row: f"C{index}" for index, row in enumerate(rows)}  # as in `losses`
     rows = measured(rows)
-    name, hours = unit_of_time(max(row.total_seconds or 0.0 for row in rows) / 3600)
+    unit, unit_hours = unit_of_time(max(row.total_seconds or 0.0 for row in rows) / 3600)
     usd = [[row.usd_of(run) or 0.0 for run in row.done] for row in rows]
     times = []
     for row in rows:
-        times.append([(row.seconds_of(run) or 0.0) / 3600 / hours for run in row.done])
+        times.append([(row.seconds_of(run) or 0.0) / 3600 / unit_hours for run in row.done])
     # A panel for the time, in the unit of the longest, and one for the cost if any is known.
     panels: list[tuple[str, list[list[float]], Callable[[float], str]]] = [
-        (f"Time of a run, {name}", times, figures)
+        (f"Time of a run, {unit}", times, figures)
     ]
     if any(map(any, usd)):
         panels.append(("Cost of a run, USD", usd, money))
@@ -95,9 +95,9 @@ def time_and_money(figure: "Figure", rows: Rows) -> None:
     for axes, (title, values, show) in zip(grid, panels, strict=True):
         ends = [(min(runs), statistics.median(runs), max(runs)) for runs in values]
         low, middle, high = np.array(ends).T
-        color = {"color": [colors[row] for row in rows], "ecolor": "grey"}
+        bar_colors = {"color": [colors[row] for row in rows], "ecolor": "grey"}
         whiskers = (middle - low, high - middle)
-        axes.barh(range(len(rows)), middle, height=0.6, xerr=whiskers, capsize=3, **color)
+        axes.barh(range(len(rows)), middle, height=0.6, xerr=whiskers, capsize=3, **bar_colors)
         # The number stands beside the whisker, for which the axis has room.
         for place, value in enumerate(middle):
             text = show(value) if value else "no price"

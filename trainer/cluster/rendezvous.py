@@ -251,7 +251,7 @@ class Peers:
             case {"stop": str(reason)}:
                 self.stop_reason = reason
             case {"failed": int(code), "error": str(line)}:
-                self._send(message, skip=peer)
+                self._send(message, skip=peer)  # the chief passes it on to the other workers
                 self._leave(line, code, LEAVE_SECONDS)
 
     def _check(self, now: float) -> None:
@@ -385,7 +385,8 @@ def _gather(
     Raises UserError on all of them if one runs something else.
     """
     # Connections are accepted until each worker has said what it runs.
-    began = logged = time.monotonic()
+    began = time.monotonic()
+    logged = began
     server.settimeout(TURN_SECONDS)
     links = []
     workers = {}  # connection and `runs` by index
@@ -416,13 +417,16 @@ def _gather(
         # All start, or are told of the first worker that differs.
         refusals = []
         for link, runs_there in workers.values():
-            if names := differing(runs, runs_there):
-                refusals.append(unlike(cluster.name(link.index), "run the same job", names))
+            if differences := differing(runs, runs_there):
+                refusals.append(unlike(cluster.name(link.index), "run the same job", differences))
         for link, _ in workers.values():
             link.send({"refused": str(refusals[0])} if refusals else {"start": True})
         if refusals:
             raise refusals[0]
-        return [links.pop(links.index(link)) for link, _ in workers.values()]
+        # Those of the workers stay open; `finally` closes the others.
+        joined = [link for link, _ in workers.values()]
+        links = [link for link in links if link not in joined]
+        return joined
     finally:
         for link in links:
             link.close()

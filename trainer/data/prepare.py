@@ -91,7 +91,8 @@ def source_of(config: TrainConfig, per_shard: int) -> Source:
     class_names: tuple[str, ...] = ()
     left_out: Counter[str] = Counter()
     splits: list[list[Shard]] = []
-    with naming(path, parse(split_kind(config.data)[1], "SRC")):
+    address = parse(split_kind(config.data)[1], "SRC")
+    with naming(path, address):  # errors name the address, not the path of its local copy
         # The records of a file are counted when it is read.
         if kind == "tfrecord" and not config.evaluation_fraction:
 
@@ -103,14 +104,14 @@ def source_of(config: TrainConfig, per_shard: int) -> Source:
             folders = [split for split in find_images(path) if split]
             for folder in folders:
                 splits.append([partial(part.decode, config) for part in folder.parts(per_shard)])
+                left_out += folder.left_out
             class_names = folders[0].class_names
-            left_out = sum((split.left_out for split in folders), left_out)
         # Other data are loaded as a whole. Their content is compared too, as a built-in source or a
         # function may change without a file.
         else:
             keras.utils.set_random_seed(config.seed)
             dataset = sources.load_dataset(config)
-            for split in SPLITS[: 1 + bool(dataset.evaluation)]:
+            for split in SPLITS if dataset.evaluation else SPLITS[:1]:
                 examples = dataset.images(split)
                 bounds = range(per_shard, examples.count, per_shard)
                 blocks = np.split(np.arange(examples.count), bounds)

@@ -87,8 +87,8 @@ def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
 def prepare_model(model: keras.Model, config: TrainConfig, dataset: Dataset) -> None:
     """Builds what `fit` would build, and makes the model independent of replicas.
 
-    Call it under the strategy's scope; a second call changes only what is new, as an optimizer.
-    Raises UserError if the model cannot be trained with these settings on these data.
+    Call it under the strategy's scope; a second call changes only what is new, such as another
+    optimizer. Raises UserError if the model cannot be trained with these settings on these data.
     """
     _refuse_what_fit_alone_does(model, config)
     inputs = symbolic_inputs(model)

@@ -51,15 +51,14 @@ class WGANGP(GAN):
         """
         rows = reals.shape[0]
         scores = self.scores(tf.concat([fakes, reals], axis=0), twice(labels))
-        difference = tf.reduce_sum(
-            scores * tf.constant([[1.0]] * rows + [[-1.0]] * rows, scores.dtype)
-        )
+        signs = tf.constant([[1.0]] * rows + [[-1.0]] * rows, scores.dtype)
+        difference = tf.reduce_sum(scores * signs)  # fakes minus reals
         norms = gradient_norms(self.critic, fakes + mix * (reals - fakes), labels)
-        wasserstein = difference / global_batch_size
+        minus_distance = difference / global_batch_size
         penalty = tf.reduce_sum(tf.square(norms - 1.0)) / global_batch_size
         return {
-            "critic_loss": wasserstein + self.settings.gradient_penalty_weight * penalty,
-            "wasserstein_distance": -wasserstein,
+            "critic_loss": minus_distance + self.settings.gradient_penalty_weight * penalty,
+            "wasserstein_distance": -minus_distance,
             "gradient_penalty": penalty,
         }
 

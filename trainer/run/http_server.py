@@ -111,7 +111,7 @@ class Batcher:
                 else:
                     loop = asyncio.get_running_loop()
                     answers = await loop.run_in_executor(self._thread, self.model.answer, columns)
-                # The next calls learn from this one how many rows are short.
+                # Each call shows how many rows make a short one.
                 if time.perf_counter() - began < _SHORT_CALL_S:
                     self._short_rows = max(self._short_rows, count)
                 else:

@@ -89,6 +89,7 @@ class ServedModel:
         value for each; an image may be {"b64": …}, a PNG or JPEG; a generator takes {"seed": …},
         and "label" if it has classes.
         """
+        # Usually all have one shape and fit the model; otherwise each is parsed by itself.
         with suppress(BadRow):
             return [(range(len(instances)), self._columns(instances))], {}
         by_shape: dict[Any, list[tuple[int, Columns]]] = {}

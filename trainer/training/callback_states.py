@@ -46,13 +46,15 @@ class AttributeValue:
                 return {"float": str(part)}
             if part is None or isinstance(part, bool | int | float | str):
                 return part
-            # A number of NumPy has a shape, for which set_weights asks, as of a Normalization.
+            # get_weights returns a scalar weight, such as the count of a Normalization, as a NumPy
+            # number, and set_weights needs its shape.
             if isinstance(part, np.generic):
                 return {"number": [part.dtype.name, encode(part.item())]}
             if type(part) in (list, tuple, set):
                 return {type(part).__name__: [encode(item) for item in part]}
             if type(part) is dict:
                 return {"dict": [[encode(key), encode(item)] for key, item in part.items()]}
+            # Kind V has bfloat16, and structured arrays, whose types have names.
             plain = isinstance(part, np.ndarray) and part.dtype.names is None
             if plain and part.dtype.kind in "biufV":
                 key = f"{name}/{len(arrays)}"

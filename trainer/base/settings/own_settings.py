@@ -110,17 +110,23 @@ def refuse_missing_module(name: str, origin: str) -> None:
 
 def _spec(name: str, first: str) -> ModuleSpec | None:
     """Returns the import spec of a module, or None. importlib.util.find_spec would import the
-    packages around it."""
+    packages around it.
+
+    first: a folder that is searched before the current one.
+    """
     top, *rest = name.split(".")
     folders = [folder for folder in (first, os.getcwd()) if folder]
-    spec = None if top == __name__.split(".")[0] else PathFinder.find_spec(top, folders)
+    spec = None
+    if top != __name__.split(".")[0]:  # no folder of that name replaces this package
+        spec = PathFinder.find_spec(top, folders)
     if spec is None or spec.origin is None:  # a folder without __init__.py comes after all others
         spec = importlib.util.find_spec(top) or spec
+    dotted = top
     for part in rest:
         if spec is None or spec.submodule_search_locations is None:
             return None
-        top = f"{top}.{part}"
-        spec = PathFinder.find_spec(top, [*spec.submodule_search_locations])
+        dotted = f"{dotted}.{part}"
+        spec = PathFinder.find_spec(dotted, [*spec.submodule_search_locations])
     return spec
 
 

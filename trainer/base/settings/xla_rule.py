@@ -38,13 +38,13 @@ def barrier(config: TrainConfig) -> str:
 
 
 def reason_against(config: TrainConfig, steps: int, size: Callable[[], int]) -> str:
-    """Returns why jit_compile=auto does not compile steps that have no barrier; "" if it compiles
-    them.
+    """Returns why jit_compile=auto does not compile steps although `barrier` allows it; "" if it
+    compiles them.
 
     size: returns the number of operations of a traced step; it is called last, because tracing
         takes time.
     """
-    if config.deterministic:
+    if config.deterministic:  # on GPUs, XLA chooses kernels by timing them
         return "deterministic=true"
     if steps < FEWEST_STEPS:
         return f"{steps} steps are too few"

@@ -138,6 +138,7 @@ class MlflowRuns:
         try:
             yield
         except MlflowException as error:
+            # If a reply is not JSON, such as a proxy's, MLflow gives its code in the message alone.
             match = re.search(r"error code (\d+)", str(error))
             code = int(match[1]) if match else error.get_http_status_code()
             if not 400 <= code < 500 or code in (408, 429):
