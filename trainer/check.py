@@ -102,7 +102,7 @@ def _check_compiled_step(config: TrainConfig) -> int:
 def _check_replicas(config: TrainConfig, options: CheckOptions) -> int:
     """Compares a few steps on one and on several logical CPU devices; returns the exit code.
 
-    They are in float64, or have to agree bit by bit. With --verdict, as a child of
+    The steps are in float64, or with --bits have to agree bit by bit. With --verdict, as a child of
     `trainer.run.replica_check`, it writes what it found to that file instead; with --paid it
     refuses what a job on several GPUs would refuse before it trains.
     """
@@ -113,7 +113,7 @@ def _check_replicas(config: TrainConfig, options: CheckOptions) -> int:
         )
     replicas = min(4, config.virtual_replicas) if options.bits else 2
     if not options.verdict:
-        config.rows_per_replica(replicas)
+        config.rows_per_replica(replicas)  # refuses a batch that does not divide
     with quiet_start():
         import tensorflow as tf
 
@@ -156,9 +156,10 @@ def _check_replicas(config: TrainConfig, options: CheckOptions) -> int:
         problems = compare_bits(config, replicas)
         agreement = f"equal bits: {steps}"
     else:
-        proof = (
-            Proof(unknown=["--virtual_replicas"]) if config.virtual_replicas else proof_of(config)
-        )
+        if config.virtual_replicas:
+            proof = Proof(unknown=["--virtual_replicas"])
+        else:
+            proof = proof_of(config)
         for line in proof.metrics:
             log.warning(f"a metric depends on the number of replicas: {line}")
         if proof.holds:

@@ -222,7 +222,7 @@ def _overrides(keywords: Mapping[str, Value]) -> Overrides:
 
 
 def _train(overrides: Overrides, stream: TextIO | None, progress: bool) -> RunResult:
-    """Trains as a process of its own, and returns its result."""
+    """Trains in a process of its own, and returns its result."""
     folder = local_path(overrides.values["job_dir"], "job_dir")
     advance = _progress_bar(progress)
 

@@ -425,12 +425,12 @@ def plan_by_options(
     options = request.options
     overrides = request.program
     assert isinstance(overrides, Overrides)
-    # The options of the job of --measure belong together.
     if options.measure and options.max_cost is None:
         raise UserError(
             f"measure={options.measure}: a job costs money: set a limit, such as --max_cost=1"
         )
-    if options.measure:  # refuse mistakes before the slow measurement on this machine
+    # Mistakes are refused before the slow measurement on this machine.
+    if options.measure:
         load_tier(options.measure)
         checked_address("bucket", options.bucket)
     elif options.max_cost is not None or options.bucket or dry_run:
@@ -445,7 +445,6 @@ def plan_by_options(
     config = overrides.config
     if out:
         make_writable(out, "out")
-    # The plan of a step, and what is known of runs.
     step_plan = read_plan(expanded(options.plan)) if options.plan else plan_of(config, overrides)
     if options.plan and step_plan.key != plan_key(config, step_plan.versions):
         raise UserError(
@@ -461,10 +460,11 @@ def plan_by_options(
         facts = [tier.facts for tier in specs]
         extrapolations, assumed = extrapolate(collect(sources), facts, config)
     by_name = {extrapolation.tier: extrapolation for extrapolation in extrapolations}
-    # The images: whether each start of a job installs what it requires.
+    # An image for tiers with GPUs and one for others: in a plain one each start of a job installs
+    # what it requires.
     built = None if options.image else remembered()
     code = packages_with(options.package) if built or options.image == AUTO else []
-    images = dict.fromkeys((False, True), options.image)
+    images = {False: options.image, True: options.image}
     if options.image == AUTO:
         gcp = GcpConfig(needed_project(options.project), needed_region(options.region), "")
         for gpus in {tier.accelerators > 0 for tier in specs}:
@@ -472,10 +472,10 @@ def plan_by_options(
             needed += [line for package in code for line in package.requires]
             images[gpus], lines = automatic_image(gcp, needed)
             say(*lines)
-    # A forecast of each tier, also of the 16 bits that the user may not have thought of.
+    # A forecast of each tier; also in bfloat16, which the user may not have thought of.
     forecasts: list[Forecast] = []
     in_bfloat16: list[Forecast] = []
-    unnamed = config.precision == "float32" and "precision" not in overrides.values
+    default_precision = config.precision == "float32" and "precision" not in overrides.values
     for tier in specs:
         extrapolation = by_name.get(tier.name)
         if options.fit and extrapolation:
@@ -486,16 +486,18 @@ def plan_by_options(
             run = replace(config, **{chosen.name: chosen.value}) if chosen else config
         plain = choose_image(tier, images[tier.accelerators > 0], built, code).installs
         forecasts.append(forecast(tier, step_plan, run, extrapolation, plain=plain))
-        if unnamed and not sources:
+        if default_precision and not sources:
             half = replace(run, precision="mixed_bfloat16")
             in_bfloat16.append(forecast(tier, step_plan, half, plain=plain))
     as_typed = {tier.name: name for tier, name in zip(specs, names, strict=True)}
     # What is trained, in words. Whether XLA compiles it may differ from tier to tier, and is known
     # of times from the graph alone.
-    compiled = sorted({forecast.compiled for forecast in forecasts if forecast.basis == BY_GRAPH})
-    xla = {(True,): ", compiled", (False,): ", plain", (): ""}.get(
-        tuple(compiled), ", compiled on one GPU"
-    )
+    compiled = {forecast.compiled for forecast in forecasts if forecast.basis == BY_GRAPH}
+    xla = ""
+    if len(compiled) > 1:
+        xla = ", compiled on one GPU"
+    elif compiled:
+        xla = ", compiled" if True in compiled else ", plain"
     about = (
         f"{config.recipe or config.model} on {config.data or 'its data'}:"
         f" {step_plan.total_steps(config):,} steps, global batch {config.global_batch_size},"
@@ -505,11 +507,20 @@ def plan_by_options(
     here_hours = None
     if not (options.plan or config.precision.startswith("mixed")):
         micro_batches = config.micro_batches_on(1)
-        step = step_plan.cpu.seconds.at(config.global_batch_size / micro_batches) * micro_batches
-        here_hours = step * step_plan.total_steps(config) / 3600
-    within = options.within and options.within / 3600
-    limits = within, options.budget
-    return Plan(step_plan, forecasts, about, assumed, *limits, as_typed, here_hours, in_bfloat16)
+        rows = config.global_batch_size / micro_batches
+        seconds = step_plan.cpu.seconds.at(rows) * micro_batches
+        here_hours = seconds * step_plan.total_steps(config) / 3600
+    return Plan(
+        step_plan,
+        forecasts,
+        about,
+        assumed,
+        options.within and options.within / 3600,
+        options.budget,
+        as_typed,
+        here_hours,
+        in_bfloat16,
+    )
 
 
 # Steps that a measurement may have: the first number for which the choice of XLA is that for the

@@ -269,9 +269,8 @@ def describe(jobs: Sequence[Job]) -> list[str]:
         place = f"{job.name}: {job.tier.machine} in {job.gcp.region}, {job.tier.strategy}"
         place += f", of the persistent resource {job.tier.resource}" if job.tier.resource else ""
         wait = job.tier.scheduling.get("maxWaitDuration")
-        lines.append(
-            f"{place}{f', waits for machines for {wait} at most (--max_wait)' if wait else ''}"
-        )
+        place += f", waits for machines for {wait} at most (--max_wait)" if wait else ""
+        lines.append(place)
     for job in jobs:
         lines += job.about or [
             f"runs in {job.spec['workerPoolSpecs'][0]['containerSpec']['imageUri']}"

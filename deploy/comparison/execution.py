@@ -69,7 +69,7 @@ class ComparisonRequest:
     def resolve(self) -> dict[str, Workload]:
         """Returns what runs on each tier, by the tier's name.
 
-        Raises UserError for settings that it cannot have.
+        Raises UserError for settings that a comparison cannot have.
         """
         if "job_dir" in self.program.values:
             raise UserError(

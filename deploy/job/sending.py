@@ -331,7 +331,8 @@ def look_for(label: str, backend: Platform, since: float, listings: int = 1) -> 
     while True:
         try:
             if by_name := cancel_duplicates(backend.jobs(label), backend):
-                return [*by_name.values()][-1].name
+                newest = list(by_name)[-1]
+                return by_name[newest].name  # itself, or the job that it duplicates
             listings -= 1
             if listings <= 0 and clock.now() >= until:
                 return ""

@@ -283,7 +283,7 @@ class LocalJob:
         )
         if hasattr(os, "sched_setaffinity"):
             with suppress(OSError):  # no such core
-                # before the process imports what counts its cores
+                # early, as libraries count the cores when the process imports them
                 os.sched_setaffinity(process.pid, worker.cores)
         self._print(worker.name, f"starts as process {process.pid}")
         assert process.stdout is not None

@@ -75,7 +75,8 @@ def differences(variant: Trained, reference: Trained) -> Differences:
         group that did not move, such as frozen weights, must be equal. Losses: relative to the
         largest loss of the reference. Gradients: the relative difference of the norms.
     """
-    groups = [
+    # The divisors are never 0, so that a difference from 0 is huge.
+    weights = [
         np.linalg.norm(variant.after[group] - after)
         / max(float(np.linalg.norm(after - reference.before[group])), 1e-300)
         for group, after in reference.after.items()
@@ -86,8 +87,11 @@ def differences(variant: Trained, reference: Trained) -> Differences:
         reference.gradient_norm, 1e-300
     )
     # NumPy's maximum is NaN if one of the values is.
-    largest = (float(np.max(found, initial=0.0)) for found in (groups, losses, [gradient]))
-    return dict(zip(_LEAST, largest, strict=True))
+    return {
+        "weights": float(np.max(weights, initial=0.0)),
+        "losses": float(np.max(losses, initial=0.0)),
+        "gradients": float(gradient),
+    }
 
 
 def largest_of_each(several: Sequence[Differences]) -> Differences:

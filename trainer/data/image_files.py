@@ -306,7 +306,10 @@ def find_images(path: Path) -> tuple[Encoded, Encoded | None]:
 
 
 def _images_in(path: Path, class_names: tuple[str, ...] | None) -> Encoded:
-    """Returns the images of class folders, if any has images, or of a flat folder, unlabelled."""
+    """Returns the images of class folders, if any has images, or of a flat folder, unlabelled.
+
+    class_names: those of the training images; None for the training images themselves.
+    """
     others: Counter[str] = Counter()
     children = _children(path)
     files = [child for child in children if not child.is_dir()]

@@ -220,6 +220,7 @@ def main(arguments: Sequence[str]) -> int:
         PrepareOptions, arguments, USAGE, fields_of(TrainConfig, *_SETTINGS)
     )
     set_verbose(options.verbose)
+    # A config needs a model, which is not built here; with a batch of 1 no data are too few.
     values = {"global_batch_size": 1, "model": "any:model", "data": options.source, **settings}
     config = Overrides.read(values).config
     if address := output_address(options.destination, "DST"):
@@ -232,14 +233,12 @@ def main(arguments: Sequence[str]) -> int:
         index = write_shards(
             config, folder, lambda done, total: bar.update(completed=done, total=total)
         )
-
-    # The last line says what the folder holds.
-    words = []
+    counts = []
     for split, entries in index["splits"].items():
         if count := sum(entry["examples"] for entry in entries):
-            words.append(f"{count:,} {split}")
+            counts.append(f"{count:,} {split}")
     shape = "x".join(map(str, index["image_shape"]))
-    log.info(f"{options.destination}: {', '.join(words)}, {shape} (height x width x channels)")
+    log.info(f"{options.destination}: {', '.join(counts)}, {shape} (height x width x channels)")
     return DONE
 
 

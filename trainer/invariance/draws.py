@@ -75,8 +75,9 @@ def draw_by_row(layer: keras.layers.Layer, path: str) -> None:
         sizes = [tensor.shape[0] for tensor in tensors if tensor.shape.rank]
         if step is None or tf.executing_eagerly() or not sizes or sizes[0] is None:
             return original(*args, **kwargs)
-        inputs = LayerInputs(sizes[0], not recurrent and sizes[0] == step.rows, of_keras)
-        if inputs.hidden:
+        hidden = not recurrent and sizes[0] == step.rows
+        inputs = LayerInputs(sizes[0], hidden, of_keras)
+        if hidden:
             args, kwargs = keras.tree.map_structure(
                 lambda value: hide_size(value, step.rows), (args, kwargs)
             )
@@ -84,7 +85,7 @@ def draw_by_row(layer: keras.layers.Layer, path: str) -> None:
             outputs = original(*args, **kwargs)
 
         # A layer of Keras returns a row for each row, so that its outputs get the size back.
-        if inputs.hidden and of_keras:
+        if hidden and of_keras:
             for value in keras.tree.flatten(outputs):
                 if isinstance(value, tf.Tensor) and value.shape.rank and value.shape[0] is None:
                     value.set_shape([step.rows, *value.shape[1:]])

@@ -26,16 +26,15 @@ def build(config: EfficientNetConfig, dataset: Dataset) -> keras.Model:
 
     Raises UserError if the initial weights cannot be loaded.
     """
-    named = {"imagenet": "imagenet", "none": None}
-    file = (
-        named[config.weights]
-        if config.weights in named
-        else stage(config.weights, "weights", config.cache_dir)
-    )
+    weights: Any = None
+    if config.weights == "imagenet":
+        weights = "imagenet"  # Keras downloads them
+    elif config.weights != "none":
+        weights = stage(config.weights, "weights", config.cache_dir)
     make = getattr(keras.applications, f"EfficientNet{config.variant}")
     try:
         backbone = make(
-            include_top=False, weights=file, input_shape=dataset.image_shape, pooling="avg"
+            include_top=False, weights=weights, input_shape=dataset.image_shape, pooling="avg"
         )
     # Keras passes on whatever is raised: no network, a wrong checksum, other shapes
     except Exception as error:

@@ -20,19 +20,21 @@ def learning_rate(
     updates_per_step: int = 1,
     later: tuple[int, float] | None = None,
 ) -> Any:
-    """Returns an optimizer's rate, a number or a schedule, for `updates_per_step` updates.
+    """Returns an optimizer's rate, a number or a schedule.
 
-    later: (step, the rate from that step on).
+    updates_per_step: how often the optimizer updates weights in a step; later: (step, the rate from
+        that step on).
     """
     if config.learning_rate_schedule == "constant" and not config.warmup_steps and not later:
         return config.learning_rate
+    schedule = Schedule(
+        dataset.train.count, config.global_batch_size, batches_per_step, config.seed
+    )
     return StepSchedule(
         config.learning_rate,
         config.learning_rate_schedule,
         config.warmup_steps,
-        Schedule(
-            dataset.train.count, config.global_batch_size, batches_per_step, config.seed
-        ).total_steps(config.steps, config.epochs),
+        schedule.total_steps(config.steps, config.epochs),
         updates_per_step,
         later,
     )

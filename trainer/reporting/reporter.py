@@ -267,15 +267,16 @@ class Reporter:
     def _show(self, head: str, values: Scalars, entry: StatsEntry | None = None) -> None:
         """Logs a line of these values on the chief.
 
-        It has speed, waiting and the remaining time as far as there is room.
+        It ends with speed, waiting and the remaining time as far as there is room.
         """
+        if not self._bar:  # only the chief has one
+            return
         progress = self.progress
         speed = progress.speed_text(entry["images_per_second"] if entry else None)
         waits = input_wait_text(entry) if entry else ""
-        if self._bar:
-            ends = [speed, waits, progress.remaining_text]
-            log.info(fitting_line(head, values, ends, self.monitored))
-            self._newest_line = progress.step, time.monotonic()
+        ends = [speed, waits, progress.remaining_text]
+        log.info(fitting_line(head, values, ends, self.monitored))
+        self._newest_line = progress.step, time.monotonic()
 
     def _publish(self, kind: str, entry: StatsEntry, values: Scalars) -> None:
         """Appends a line to stats.jsonl, and reports the values to TensorBoard and tuning."""

@@ -130,6 +130,7 @@ def act_on_check(run: TrainingRun, verdict: ReplicaVerdict) -> None:
     job.result.not_compared = verdict.not_compared
     compared = "all" if verdict.proof == PROVED else f"1 to {COMPARED_STEPS}"
     job.result.replica_checks = {compared: verdict.outcome}
+    # 0: the bits are equal on no other number of replicas.
     bits = {"equal_bits": 0} if verdict.problems else {}
     job.job_dir.add_to_run_info(
         replica_check=asdict(verdict), replica_checks=job.result.replica_checks, **bits

@@ -52,12 +52,15 @@ class JobWatch(LimitWatch):
         idle = peers.share_idle(self.idle_s)
         if not self._job.cluster.is_chief:
             return peers.stop_reason
-        if max(idle) >= self.limits.idle_s > 2 * min(idle):
-            slow = self._job.cluster.name(idle.index(max(idle)))
+        longest = max(idle)
+        shortest = min(idle)
+        # A worker at the limit is named, but ends no job in which another is busy.
+        if longest >= self.limits.idle_s > 2 * shortest:
+            name = self._job.cluster.name(idle.index(longest))
             self._job.result.name_slow(
-                slow, f"its GPUs alone are idle, for {max(idle) / 60:.3g} minutes"
+                name, f"its GPUs alone are idle, for {longest / 60:.3g} minutes"
             )
-        return self.reached(min(idle))
+        return self.reached(shortest)
 
     @contextmanager
     def watching(self) -> Iterator[None]:

@@ -2,8 +2,7 @@
 atomically.
 
     step-00000500/manifest.json           sizes and SHA-256 of the files and of itself, the weights
-    that are trained,
-                                          the state beside the variables
+                                          that are trained, the state beside the variables
     step-00000500/variables.index, .data  in TensorFlow's format (tf.train.load_checkpoint reads it)
 
 Training waits only for a snapshot, which a thread writes. Only the chief reads and writes.
@@ -329,7 +328,7 @@ class Checkpoints:
     def _write(self, step: int, values: Arrays, text: str) -> None:
         """Writes a checkpoint and removes old ones, in a thread.
 
-        `text` is the manifest without files. What it raises the next save or wait raises, in the
+        `text` is the manifest without files. The next save or wait raises its exception, in the
         training thread.
         """
         # Values are checked before anything is written, so that the last good checkpoint stays the
@@ -349,7 +348,7 @@ class Checkpoints:
         for old in whole:
             if old not in newest and step_of(old.name) not in (best, *self.ends):
                 self.mirror.remove(old)
-        # A kill leaves a checkpoint half written.
+        # A process that was killed may have left one half written.
         for half in self.folder.glob(f".{STEP_PREFIX}*"):
             shutil.rmtree(half, ignore_errors=True)
 

@@ -374,9 +374,12 @@ class StepRunner:
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         replicas = self.replicas
         rows = replicas.rows
-        known = tf.get_static_value(replica)
         copies = replicas.copies
-        first_row = (replica if known is None else int(known)) // copies * rows
+        # If tracing knows the replica's number, the first row is a constant.
+        known = tf.get_static_value(replica)
+        number = replica if known is None else int(known)
+        # Each `copies` consecutive replicas have the same rows.
+        first_row = number // copies * rows
         return self.context(
             self.seed,
             step,

@@ -67,17 +67,17 @@ def choose(
     """Returns whether XLA compiles the steps, and why.
 
     size: returns the number of operations of a compiled step, or raises why it cannot be traced;
-        gains: returns whether it would be faster than with oneDNN's kernels, after a plain step is
-        traced; earlier: the choice of this run before it was resumed, which it keeps.
+        gains: traces a plain step and returns whether XLA would be faster than oneDNN's kernels;
+        earlier: the choice of this run before it was resumed, which it keeps.
     """
     if config.jit_compile == "false":
         return XlaChoice(False, "jit_compile=false")
 
     # The step of several replicas is divided into two programs, between which TensorFlow sums
-    # gradients over replicas.
+    # gradients over replicas. Of a GAN, XLA compiles only the critic's gradients.
     divided = replicas.count > 1
     interface = ModelInterface.of(model)
-    programs = ""
+    programs = ""  # how the step is divided, in words
     if divided:
         programs = ", with sums over replicas between two programs"
         if interface.own_step:
@@ -88,14 +88,16 @@ def choose(
 
     # Some steps XLA cannot compile, whatever was chosen.
     reason = barrier(config)
-    if divided and interface.own_step and not interface.compiles_gradients:
-        own_step = (
+    if not reason and divided and interface.own_step and not interface.compiles_gradients:
+        reason = (
             "its own train_step may update weights before its end, where XLA cannot sum over"
             " replicas"
         )
-        reason = reason or own_step
     if reason:
-        return not_compiled(reason) if choice and choice.compiled else XlaChoice(False, reason)
+        # If XLA was chosen before, the change is logged.
+        if choice and choice.compiled:
+            return not_compiled(reason)
+        return XlaChoice(False, reason)
 
     # With jit_compile=auto the layers and the processor decide.
     if choice is None:
@@ -110,7 +112,7 @@ def choose(
             is_table = isinstance(layer, keras.layers.Embedding)
             if is_table and layer.input_dim * layer.output_dim > LARGEST_TABLE:
                 tables.append(layer.name)
-        on = "a GPU" if replicas.on_gpus else "this processor, for which TensorFlow lacks oneDNN"
+        place = "a GPU" if replicas.on_gpus else "this processor, for which TensorFlow lacks oneDNN"
         if replicas.on_gpus or config.deterministic:
             reason = ""
         elif divided:
@@ -118,7 +120,7 @@ def choose(
         elif tables:
             reason = f"XLA copies large tables on CPUs in each step, as that of {tables[0]}"
         elif uses_onednn():
-            on = "this processor, with small kernels"
+            place = "this processor, with small kernels"
             if not gains():
                 reason = (
                     "oneDNN's kernels, which TensorFlow has for this processor, are faster for"
@@ -135,7 +137,7 @@ def choose(
             reason = reason or reason_against(config, remaining_steps, size)
         except Exception as error:
             reason = failure_of(error)
-        why = reason or f"on {on}, in a run of {remaining_steps:,} steps{programs}"
+        why = reason or f"on {place}, in a run of {remaining_steps:,} steps{programs}"
         choice = XlaChoice(not reason, why)
     if choice.compiled:
         log.info(f"jit_compile: {choice.sentence()}")

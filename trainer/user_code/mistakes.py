@@ -124,22 +124,26 @@ def where_raised(error: BaseException) -> tuple[str, BaseException] | None:
 
 def _stacks(error: BaseException) -> Iterator[list[_Frame]]:
     """Yields lists of frames, each with the innermost last; the most specific list comes first."""
+    # Types are compared by name: this module does not import TensorFlow.
     names = {kind.__name__ for kind in type(error).__mro__}
     text = str(error)
     if isinstance(error, SyntaxError) and error.filename:
         yield [(error.filename, error.lineno or 1, "")]
     if "OpError" in names:
-        # A Traceback is of a Python function in the graph; other blocks say where an operation was
-        # created.
+        # A block that begins with Traceback is of a Python function in the graph, which raised the
+        # error; another block says where an operation was created.
         heads = [*_BLOCK.finditer(text)]
         ends = [*(head.start() for head in heads), len(text)][1:]
-        blocks = [
-            (bool(head[1]), text[head.end() : end]) for head, end in zip(heads, ends, strict=True)
-        ]
-        yield from (_frames_in_text(block) for raised, block in reversed(blocks) if raised)
+        tracebacks = list[str]()
+        created = list[str]()
+        for head, end in zip(heads, ends, strict=True):
+            blocks = tracebacks if head[1] else created
+            blocks.append(text[head.end() : end])
+        yield from map(_frames_in_text, reversed(tracebacks))
+        # Who created the operation is not to blame for a machine that fails.
         if names & {*_OF_THE_PLATFORM}:
             return
-        yield from (_frames_in_text(block) for raised, block in reversed(blocks) if not raised)
+        yield from map(_frames_in_text, reversed(created))
     elif text.startswith(IN_USER_CODE):
         yield _frames_in_text(text)
     frames = traceback.walk_tb(error.__traceback__)
@@ -210,8 +214,8 @@ def load_function(
         module = importlib.import_module(module_name)
     # TypeError: a relative name, as `.models`
     except (ImportError, SyntaxError, TypeError, ValueError) as error:
-        line = where_raised(error)
-        place = f"{line[0]}: " if line else ""
+        raised = where_raised(error)
+        place = f"{raised[0]}: " if raised else ""
         raise UserError(
             f"{setting}={path}: cannot import {module_name} ({place}{reason(error)})"
         ) from error
@@ -229,7 +233,7 @@ def load_function(
             if takes is not None:
                 signature.bind(*takes, **keywords)
         except TypeError as error:
-            called = ", ".join([*(takes or ()), *(f"{name}=" for name in keywords)])
+            called = ", ".join([*(takes or ()), *(f"{keyword}=" for keyword in keywords)])
             raise UserError(
                 f"{setting}={path}: it is called with ({called}), but takes {signature}: {error}:"
                 " change it to take these"

@@ -31,6 +31,6 @@ def report(step: int, **values: Any) -> None:
         print(json.dumps(line), flush=True)
         return
     # Each report is one short write, so that the reports of several processes do not mix. A full
-    # disk ends no training.
+    # disk must not end the training.
     with contextlib.suppress(OSError), open(reports, "ab", buffering=0) as file:
         file.write(json.dumps([time.monotonic(), line]).encode() + b"\n")
