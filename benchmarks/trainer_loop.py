@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from benchmarks.processes import Run, Work
 from trainer.base.settings.request import Overrides
-from trainer.base.settings.schedule import Schedule
+from trainer.base.settings.step_counts import Schedule
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import read_cluster
 from trainer.cluster.strategy import make_replicas

@@ -41,7 +41,7 @@ WALKS = (
         0.0123,
         "trainer.task",
         ("--recipe=wgan_gp_digits", "--learning_rate=0.0123", "--steps=1", "--job_dir=run"),
-        "trainer/models/optimizers.py:learning_rate",
+        "trainer/models/learning_rates.py:learning_rate",
     ),
     Walk(
         "a tier's name to the request (`deploy submit l4x4`)",

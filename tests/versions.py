@@ -44,7 +44,7 @@ ON_THE_FLOOR = (
     "trainer/models/test_models.py::test_in_float64_replicas_agree_to_1e_10",
     "trainer/training/test_xla_choice.py::test_in_float64_a_compiled_step_agrees_to_1e_10",
     "trainer/data/test_user_data.py::test_two_replicas_give_the_numbers_of_one",
-    "trainer/invariance/test_draws.py",
+    "trainer/invariance/test_keras_draws.py",
     "trainer/training/test_checkpoint.py",
     "trainer/run/test_export.py",
 )

@@ -22,7 +22,7 @@ from deploy.base.console import printed_on, say, tell
 from deploy.job.options import JobOptions
 from deploy.job.workload import tracker_packages
 from deploy.packaging.distributions import requirements
-from deploy.packaging.images import AUTO, choose_image, remembered
+from deploy.packaging.image_choice import AUTO, choose_image, remembered
 from deploy.packaging.packages import packages_with
 from deploy.planning.cached_plans import FIT, best_memory_option, plan_of
 from deploy.planning.extrapolation import Extrapolation, extrapolate

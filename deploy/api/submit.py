@@ -17,7 +17,7 @@ from deploy.job.options import JobOptions
 from deploy.job.script import Script
 from deploy.job.spec import machine_spec
 from deploy.job.workload import Program, workload_on
-from deploy.packaging.images import check_image, installs
+from deploy.packaging.image_choice import check_image, installs
 from deploy.packaging.packages import CodeArchive, Package, packages_with
 from deploy.planning.cached_plans import FIT, best_memory_option, plan_of
 from deploy.planning.paid_jobs import cost_lines, memory_lines, paid_job, planned_usd

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from deploy.api.request import verb_usage
 from deploy.job.options import JobOptions
-from deploy.packaging.images import BuiltImage, remember
+from deploy.packaging.image_choice import BuiltImage, remember
 from deploy.packaging.packages import packages_with, write_copy
 from deploy.platform.errors import JobUnknown
 from deploy.platform.gcloud_and_sdk import not_installed

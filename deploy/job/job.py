@@ -13,7 +13,7 @@ from deploy.job.options import JobOptions
 from deploy.job.spec import job_spec
 from deploy.job.workload import UNREACHABLE, ScriptRun, Workload, warnings
 from deploy.packaging.credentials import refuse_secret
-from deploy.packaging.images import choose_image, remembered
+from deploy.packaging.image_choice import choose_image, remembered
 from deploy.packaging.packages import Package
 from deploy.platform.vertex_api import CustomJob
 from deploy.tiers.gcp_config import GcpConfig, check_region, checked_address

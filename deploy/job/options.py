@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 
 from deploy.packaging.credentials import refuse_secret
-from deploy.packaging.images import AUTO, INSTALL, PLAIN_IMAGE
+from deploy.packaging.image_choice import AUTO, INSTALL, PLAIN_IMAGE
 from deploy.packaging.sources import MOST_MB
 from deploy.platform.gcloud_and_sdk import BACKENDS
 from deploy.tiers.tier import LABEL, PRICE_LABEL

@@ -29,7 +29,7 @@ from deploy.packaging.distributions import (
     listed_requirements,
     requirements_of,
 )
-from deploy.packaging.images import IN_JOB, installs
+from deploy.packaging.image_choice import IN_JOB, installs
 from deploy.packaging.packages import CodeArchive, Package, write_copy
 from deploy.packaging.sources import MB, REQUIREMENT_FILES, Sources, script_sources, user_sources
 from deploy.platform.local import kill_group

@@ -22,7 +22,7 @@ from deploy.base.console import say, tell
 from deploy.job.cost import format_duration
 from deploy.job.job import Job
 from deploy.job.ledger import RECORD, Attempt, Submission, watch_hint
-from deploy.packaging.images import TO_BUILD
+from deploy.packaging.image_choice import TO_BUILD
 from deploy.packaging.packages import Package
 from deploy.platform import buckets
 from deploy.platform.api_error import ApiError

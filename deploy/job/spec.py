@@ -14,7 +14,7 @@ from typing import Any
 from deploy.job.cost import paid_seconds
 from deploy.job.options import JobOptions
 from deploy.job.workload import CHECK, SECRETS, TASK, WorkerProgram, Workload, check_trackers
-from deploy.packaging.images import BOOTSTRAP, Image, set_variables, write_start
+from deploy.packaging.image_choice import BOOTSTRAP, Image, set_variables, write_start
 from deploy.packaging.packages import CodeArchive, Package
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.machine_table import load_machines

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from deploy.job.script import Script
 from deploy.packaging.distributions import requirements
-from deploy.packaging.images import Image, about_installing
+from deploy.packaging.image_choice import Image, about_installing
 from deploy.packaging.packages import TRAINER, Package, write_copy
 from deploy.platform.local import LocalProgram
 from deploy.tiers.gcp_config import checked_address

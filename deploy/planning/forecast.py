@@ -4,7 +4,7 @@ and its cost."""
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from deploy.packaging.images import install_seconds
+from deploy.packaging.image_choice import install_seconds
 from deploy.planning.extrapolation import Extrapolation
 from deploy.planning.step_time import Interval, cpu_step_seconds, is_compiled, step_seconds
 from deploy.planning.tier_memory import TOO_LARGE, Fit, fit_on, host_problems
@@ -16,7 +16,7 @@ from trainer.base.settings.train_config import TrainConfig
 
 # a guess: from the start of the process to the first step
 START_SECONDS = Interval(30.0, 60.0, 180.0)
-# factors of the guess in images.py of how long TensorFlow's installation takes
+# factors of the guess in image_choice.py of how long TensorFlow's installation takes
 INSTALL_DOUBT = Interval(0.5, 1.0, 2.5)
 # assumed for each spot machine; none in the best case, twice as many in the worst
 PREEMPTIONS_PER_HOUR = 0.05

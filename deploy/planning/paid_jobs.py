@@ -12,7 +12,7 @@ from deploy.job.cost import format_duration
 from deploy.job.job import Job
 from deploy.job.options import JobOptions
 from deploy.job.workload import Training, Workload
-from deploy.packaging.images import AUTO, Image, choose_image
+from deploy.packaging.image_choice import AUTO, Image, choose_image
 from deploy.packaging.packages import Package
 from deploy.planning.cached_plans import cached_plan, plan_of
 from deploy.planning.forecast import PricedEstimate, forecast

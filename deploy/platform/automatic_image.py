@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any
 
 from deploy.packaging.distributions import PYTHON
-from deploy.packaging.images import AUTO, INSTALL, PLAIN_IMAGE, TO_BUILD
+from deploy.packaging.image_choice import AUTO, INSTALL, PLAIN_IMAGE, TO_BUILD
 from deploy.platform.api_error import ApiError, unreadable_as_lost
 from deploy.platform.rest import address, call, pages
 from deploy.tiers.gcp_config import GcpConfig

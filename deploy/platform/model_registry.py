@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from deploy.base.console import say
-from deploy.packaging.images import check_image, installs, remembered
+from deploy.packaging.image_choice import check_image, installs, remembered
 from deploy.platform import buckets
 from deploy.platform.api_error import ApiError, unreadable_as_lost
 from deploy.platform.rest import Platform

@@ -8,7 +8,7 @@ from typing import Any
 
 from PIL import Image
 
-from deploy.packaging.images import BuiltImage, remember
+from deploy.packaging.image_choice import BuiltImage, remember
 from deploy.packaging.packages import packages_with
 from tests.fixtures import Json
 from trainer.base.run_files.plan_file import (

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from trainer.base.settings.schedule import Schedule
+from trainer.base.settings.step_counts import Schedule
 from trainer.cluster.strategy import Replicas
 from trainer.data.examples import AnyExamples, Examples, InSequence, Parts
 from trainer.data.order import RowNumbers

@@ -10,8 +10,8 @@ import tensorflow as tf
 from trainer.base.errors import UserError
 from trainer.base.settings.train_config import TrainConfig
 from trainer.invariance.batch_norm import normalize_in_place
-from trainer.invariance.draws import draw_by_row, draw_by_row_everywhere
 from trainer.invariance.internals import all_layers, layers_by_path
+from trainer.invariance.keras_draws import draw_by_row, draw_by_row_everywhere
 
 # Layers of Keras that cannot be made independent of replicas and of micro-batches, and what they
 # do.

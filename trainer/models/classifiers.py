@@ -16,7 +16,7 @@ from trainer.base.settings.model_settings import CNNConfig, MLPConfig
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.invariance.layers import full_precision
-from trainer.models.optimizers import learning_rate
+from trainer.models.learning_rates import learning_rate
 
 
 def number_of_classes(config: TrainConfig, dataset: Dataset, setting: str, kind: str) -> int:

@@ -42,7 +42,7 @@ from trainer.models.image_layers import (
     ImageConv2DTranspose,
     prefers_many_rows,
 )
-from trainer.models.optimizers import learning_rate
+from trainer.models.learning_rates import learning_rate
 
 
 def classes_of(config: TrainConfig, dataset: Dataset) -> int:

@@ -38,6 +38,7 @@ from trainer.reporting.progress import Progress
 from trainer.reporting.reporter import Reporter
 from trainer.reporting.result import library_versions, refuse_hopeless_restart
 from trainer.run.export import export
+from trainer.run.job_watch import JobWatch
 from trainer.run.proof import PROVED
 from trainer.run.replica_check import (
     COMPARED_STEPS,
@@ -49,7 +50,6 @@ from trainer.run.replica_check import (
 from trainer.run.run_state import Best, RunState
 from trainer.run.saved_model_check import DIFFERS, compare_saved
 from trainer.run.start import StartedJob
-from trainer.run.stop_if_idle import JobWatch
 from trainer.run.training_run import TrainingRun
 from trainer.run.training_setup import (
     TrainingSetup,

@@ -38,7 +38,7 @@ from trainer.base.run_files.job_files import items
 from trainer.base.script import calls_fit
 from trainer.base.settings.fields import flag_name
 from trainer.base.settings.request import LAUNCH_SETTINGS
-from trainer.base.settings.schedule import Schedule
+from trainer.base.settings.step_counts import Schedule
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import Replicas, local_devices
 from trainer.data.fingerprint import content_of

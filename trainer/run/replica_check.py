@@ -27,7 +27,7 @@ from trainer.base.errors import FAULT, PlatformFault, UserError
 from trainer.base.log import log
 from trainer.base.settings.model_settings import function_of
 from trainer.base.settings.own_settings import has_own_code, is_named
-from trainer.base.settings.schedule import Schedule
+from trainer.base.settings.step_counts import Schedule
 from trainer.base.settings.train_config import DATA_SOURCES, TrainConfig
 from trainer.cluster.strategy import Replicas, make_replicas
 from trainer.data.dataset import NestedArrays

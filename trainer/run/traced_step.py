@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 from trainer.base.settings.model_settings import function_of
-from trainer.base.settings.schedule import Schedule
+from trainer.base.settings.step_counts import Schedule
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import Replicas
 from trainer.data.batches import ReplicaRows

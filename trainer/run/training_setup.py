@@ -16,7 +16,7 @@ from trainer.base.run_files.serving_file import fetch_checkpoint, fetch_model
 from trainer.base.settings.accelerators import data_fit_on_gpu
 from trainer.base.settings.fields import as_text, recording_reads
 from trainer.base.settings.own_settings import is_named
-from trainer.base.settings.schedule import Schedule
+from trainer.base.settings.step_counts import Schedule
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import Replicas
 from trainer.data.augmentation import StepData, augmentation, weighted_by_class

@@ -8,7 +8,7 @@ import yaml
 
 from deploy.__main__ import main
 from deploy.job.workload import check_trackers
-from deploy.packaging.images import Image
+from deploy.packaging.image_choice import Image
 from tests.deploy.conftest import (
     JOB,
     WHERE,

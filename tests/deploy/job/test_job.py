@@ -22,7 +22,14 @@ from deploy.job.sending import check_resources
 from deploy.job.spec import NCCL_SETTINGS, machine_spec
 from deploy.job.workload import workload_on
 from deploy.packaging import distributions
-from deploy.packaging.images import BOOTSTRAP, IMAGE_RECORD, START, BuiltImage, remember, remembered
+from deploy.packaging.image_choice import (
+    BOOTSTRAP,
+    IMAGE_RECORD,
+    START,
+    BuiltImage,
+    remember,
+    remembered,
+)
 from deploy.packaging.packages import Package
 from deploy.platform import buckets
 from deploy.platform.gcloud_and_sdk import to_yaml

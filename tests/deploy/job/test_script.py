@@ -16,7 +16,7 @@ from deploy.in_job.script_worker import torch_variables
 from deploy.job.options import JobOptions
 from deploy.job.script import Script, read_script
 from deploy.packaging.distributions import requirements
-from deploy.packaging.images import START
+from deploy.packaging.image_choice import START
 from tests.deploy.conftest import WHERE, Capture, Command, error_of, start_of, variables_of
 from tests.deploy.planted import write_files
 

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from deploy.__main__ import main
-from deploy.packaging.images import BOOTSTRAP
+from deploy.packaging.image_choice import BOOTSTRAP
 from tests.deploy.conftest import JOB, WHERE, Capture, run, task_of
 from tests.deploy.emulator import Emulator, Fault
 from tests.fixtures import Patch

@@ -17,7 +17,7 @@ from deploy.__main__ import main
 from deploy.packaging import distributions
 from deploy.packaging import packages as package
 from deploy.packaging.distributions import requirements
-from deploy.packaging.images import IMAGE_RECORD, PLAIN_IMAGE, remembered
+from deploy.packaging.image_choice import IMAGE_RECORD, PLAIN_IMAGE, remembered
 from deploy.packaging.packages import Package, packages_with, trainer_package, user_package
 from deploy.platform.errors import STATE_UNKNOWN
 from tests.deploy.conftest import WHERE, Capture, Command, error_of, run, stand_in

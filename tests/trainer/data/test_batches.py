@@ -11,7 +11,7 @@ from numpy.testing import assert_array_equal
 from tests.fixtures import Patch, parametrize
 from tests.support import refused
 from trainer.base.errors import PlatformFault, UserError
-from trainer.base.settings.schedule import Schedule
+from trainer.base.settings.step_counts import Schedule
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import Replicas
 from trainer.data.batches import ReplicaRows, batches, copied_ahead, row_numbers

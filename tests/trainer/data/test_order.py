@@ -12,7 +12,7 @@ import tensorflow as tf
 from tests.fixtures import parametrize
 from tests.support import refused
 from tests.trainer.data.test_batches import part_of
-from trainer.base.settings.schedule import Schedule
+from trainer.base.settings.step_counts import Schedule
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.batches import batches
 from trainer.data.examples import Examples

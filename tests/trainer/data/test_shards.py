@@ -276,7 +276,7 @@ _STREAM = """
 import sys
 import numpy as np, tensorflow as tf
 from trainer.base.settings.train_config import TrainConfig
-from trainer.base.settings.schedule import Schedule
+from trainer.base.settings.step_counts import Schedule
 from trainer.data.batches import batches
 from trainer.data.sources import load_dataset
 from trainer.cluster.strategy import make_replicas

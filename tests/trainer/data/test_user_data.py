@@ -20,7 +20,7 @@ from tests.support import (
     saved_model,
     slow,
 )
-from trainer.base.settings.schedule import Schedule
+from trainer.base.settings.step_counts import Schedule
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import Cluster
 from trainer.cluster.strategy import Replicas, make_replicas

@@ -42,13 +42,13 @@ from numpy.testing import assert_allclose, assert_array_equal
 import trainer
 from tests.fixtures import SLOW, Patch, parametrize
 from tests.support import slow
-from tests.trainer.invariance.test_draws import WORDS, Noisy, independent, on_replica
 from tests.trainer.invariance.test_gradients import make_strategy
+from tests.trainer.invariance.test_keras_draws import WORDS, Noisy, independent, on_replica
 from tests.workers import ROOT, python
 from trainer.invariance import internals
 from trainer.invariance.gradients import all_reduce_sum, sum_first, use_averages
 from trainer.invariance.losses import reduce_over_replicas
-from trainer.models.optimizers import StepSchedule
+from trainer.models.learning_rates import StepSchedule
 from trainer.run.traced_step import OneOfSeveral
 from trainer.training.step_operations import flops_of
 

@@ -23,7 +23,7 @@ from trainer.invariance.layers import depends_on_replicas, make_independent, ref
 from trainer.invariance.step import StepContext, in_step
 from trainer.models.construction import build_model
 from trainer.models.efficientnet import _freeze_below
-from trainer.models.optimizers import StepSchedule
+from trainer.models.learning_rates import StepSchedule
 from trainer.run import replica_check
 from trainer.run.export import plain_copy
 

@@ -21,7 +21,7 @@ from trainer.base import limit_watch
 from trainer.base.limit_watch import CHECK_S, LIMITS, StopLimits
 from trainer.base.run_files.goodput import EVENTS, OTHER, SAVE, START, STEP, Goodput
 from trainer.base.run_files.tracking.sender import RunFiles
-from trainer.run.stop_if_idle import JobWatch
+from trainer.run.job_watch import JobWatch
 from trainer.training.signals import StopRequest
 
 FLAGS = (

@@ -20,7 +20,7 @@ import trainer
 from trainer.base.errors import UserError
 from trainer.base.run_files.job_files import read_json
 from trainer.base.settings.own_settings import functions_taking, is_dotted, own_sources
-from trainer.base.settings.schedule import Schedule
+from trainer.base.settings.step_counts import Schedule
 from trainer.base.settings.train_config import MAY_CHANGE, TrainConfig
 from trainer.base.storage import write_whole
 from trainer.base.storage.staging import cache_home

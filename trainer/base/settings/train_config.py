@@ -52,7 +52,7 @@ _images = in_group("images and GANs")
 
 _OPTIMIZER = (
     "the model has an optimizer of its own: give it learning_rate(config, dataset) of"
-    " trainer.models.optimizers"
+    " trainer.models.learning_rates"
 )
 _PIXELS = "the data have examples of their own shape: let their function read it from its config"
 

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from trainer.base.settings.schedule import Schedule
+from trainer.base.settings.step_counts import Schedule
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 

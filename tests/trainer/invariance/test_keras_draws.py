@@ -17,8 +17,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from tests.fixtures import SLOW, Log, parametrize
 from tests.support import refused, slow
-from trainer.invariance.draws import draw_by_row, draw_by_row_everywhere
 from trainer.invariance.internals import layers_by_path, reset_layer_names, seed_initializers
+from trainer.invariance.keras_draws import draw_by_row, draw_by_row_everywhere
 from trainer.invariance.layers import _DEPENDENT
 from trainer.invariance.step import StepContext, in_step
 
