@@ -106,8 +106,19 @@ def _advice(rows: Rows, *, weak: bool) -> Iterator[str]:
     is_fastest = _equally_fast(best, fastest)
     is_cheapest = usd[best.tier] == usd[cheapest.tier]
     merits = {"the cheapest": is_cheapest, "the fastest": is_fastest and not all_equal}
-    advice = f"Buy {terms(best, [merit for merit, holds in merits.items() if holds])}"
-    if all_equal:
+    as_good = [
+        row.tier
+        for row in priced
+        if row is not best
+        and _equally_fast(row, best)
+        and row.group.spot == best.group.spot
+        and usd[row.tier] - usd[best.tier] <= _tolerance(row, best) * usd[row.tier]
+    ]
+    named = [merit for merit, holds in merits.items() if holds and not as_good]
+    advice = f"Buy {terms(best, named)}"
+    if as_good:
+        advice += f"; within the spread as fast for the same money: {', '.join(as_good)}"
+    elif all_equal:
         advice += "; the others are not measurably faster"
     if not is_cheapest:
         faster = hours[cheapest.tier] / hours[best.tier]
@@ -131,12 +142,17 @@ def _advice(rows: Rows, *, weak: bool) -> Iterator[str]:
 
 
 def _equally_fast(first: TierSummary, second: TierSummary) -> bool:
-    """Returns whether the median speeds differ by no more than the larger interquartile range or,
-    if larger, 1 %."""
+    """Returns whether the median speeds are equal within their spread."""
+    difference = abs(_speed(first) - _speed(second))
+    return difference <= _tolerance(first, second) * max(_speed(first), _speed(second))
+
+
+def _tolerance(first: TierSummary, second: TierSummary) -> float:
+    """Returns the share by which equal speeds may differ: the larger interquartile range of the two
+    over the larger median, at least 1 %."""
     speeds = first.images_per_second, second.images_per_second
-    widths = (speed.high - speed.low for speed in speeds)
-    tolerance = max(*widths, _RESOLUTION * max(_speed(first), _speed(second)))
-    return bool(abs(_speed(first) - _speed(second)) <= tolerance)
+    width = max(speed.high - speed.low for speed in speeds)
+    return max(width / max(_speed(first), _speed(second)), _RESOLUTION)
 
 
 def _speed(row: TierSummary) -> float:

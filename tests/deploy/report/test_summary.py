@@ -167,6 +167,13 @@ def test_a_tier_that_failed_shows_what_was_paid_for_it() -> None:
     assert rows_of()["l4x1"].paid == 0.5
 
 
+def test_tiers_of_the_same_speed_and_money_are_equally_good() -> None:
+    both: Any = {"l4x1": {"seconds": noisy(0.1)}, "t4x1": {"seconds": noisy(0.1001)}}
+    comparison(L4X1, {**L4X1, "name": "t4x1", "price_per_hour": 0.801}, on="vertex", **both)
+    start = "Buy l4x1: $0.22 and 17 min per million images; within the spread as fast for the same"
+    assert words_of().startswith(f"{start} money: t4x1.")
+
+
 def test_the_advice_says_what_is_not_significant_and_what_spot_means() -> None:
     both: Any = {"l4x1": {"seconds": noisy(0.1)}, "spot": {"seconds": noisy(0.101)}}
     comparison(L4X1, {**L4X1, "name": "spot", "price_per_hour": 0.3}, on="vertex", **both)
