@@ -2,7 +2,7 @@
 unreliable."""
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import pairwise
 
 from deploy.report.collection import Collection
@@ -40,6 +40,10 @@ def verdict(collection: Collection, rows: Rows) -> list[str]:
         )
     elif len(real) < 2:
         sentences.append("Not ranked: fewer than two tiers of real devices have a speed.")
+    if len(real) > 1 and all(row.repeats == 1 for row in real):
+        sentences.append(
+            "Each tier ran once, which does not show how much its runs differ: --repeats=3 does."
+        )
     for row in rows:
         sentences += _remarks(row)
     if any(group.local for group in collection.tiers) and collection.parallel > 1:
@@ -88,12 +92,14 @@ def _advice(rows: Rows, *, weak: bool) -> Iterator[str]:
     for row in priced:
         hours[row.tier] = ((whole and row.total_seconds) or 1e6 / _speed(row)) / 3600
 
-    def terms(row: TierSummary, merits: Sequence[str] = ()) -> str:
+    def terms(row: TierSummary, merits: str = "") -> str:
         if row not in priced:
             return f"{row.tier}, whose price is not known"
-        name = f"{row.tier}{' (spot)' * row.group.spot}{', ' * bool(merits)}{' and '.join(merits)}"
+        spot = " (spot)" if row.group.spot and "spot" not in row.tier else ""
         unit = "a run" if whole else "per million images"
-        return f"{name}: {money(usd[row.tier])} and {span(hours[row.tier])} {unit}"
+        return (
+            f"{row.tier}{spot}{merits}: {money(usd[row.tier])} and {span(hours[row.tier])} {unit}"
+        )
 
     def product(row: TierSummary) -> float:
         return usd[row.tier] * hours[row.tier]
@@ -105,7 +111,6 @@ def _advice(rows: Rows, *, weak: bool) -> Iterator[str]:
     all_equal = len(ties) == len(rows) - 1
     is_fastest = _equally_fast(best, fastest)
     is_cheapest = usd[best.tier] == usd[cheapest.tier]
-    merits = {"the cheapest": is_cheapest, "the fastest": is_fastest and not all_equal}
     as_good = [
         row.tier
         for row in priced
@@ -114,12 +119,20 @@ def _advice(rows: Rows, *, weak: bool) -> Iterator[str]:
         and row.group.spot == best.group.spot
         and usd[row.tier] - usd[best.tier] <= _tolerance(row, best) * usd[row.tier]
     ]
-    named = [merit for merit, holds in merits.items() if holds and not as_good]
-    advice = f"Buy {terms(best, named)}"
+    others = [row for row in rows if row is not best]
     if as_good:
-        advice += f"; within the spread as fast for the same money: {', '.join(as_good)}"
-    elif all_equal:
-        advice += "; the others are not measurably faster"
+        equal = " or ".join(as_good)
+        advice = f"Buy {terms(best, f' or {equal}, equal in time and money within the spread')}"
+    else:
+        words = ["the cheapest"] if is_cheapest else []
+        words += ["the fastest"] if is_fastest and not all_equal else []
+        advice = f"Buy {terms(best, ', ' * bool(words) + ' and '.join(words))}"
+        if all_equal:
+            names = "the others are" if len(others) > 1 else f"{others[0].tier} is"
+            advice += f"; {names} not measurably faster"
+        elif len(words) == 2:
+            second = min((row for row in others if row in priced), key=product)
+            advice += f"; the next best is {terms(second)}"
     if not is_cheapest:
         faster = hours[cheapest.tier] / hours[best.tier]
         dearer = usd[best.tier] / usd[cheapest.tier]

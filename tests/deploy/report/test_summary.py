@@ -170,8 +170,8 @@ def test_a_tier_that_failed_shows_what_was_paid_for_it() -> None:
 def test_tiers_of_the_same_speed_and_money_are_equally_good() -> None:
     both: Any = {"l4x1": {"seconds": noisy(0.1)}, "t4x1": {"seconds": noisy(0.1001)}}
     comparison(L4X1, {**L4X1, "name": "t4x1", "price_per_hour": 0.801}, on="vertex", **both)
-    start = "Buy l4x1: $0.22 and 17 min per million images; within the spread as fast for the same"
-    assert words_of().startswith(f"{start} money: t4x1.")
+    start = "Buy l4x1 or t4x1, equal in time and money within the spread: $0.22 and 17 min"
+    assert words_of().startswith(f"{start} per million images.")
 
 
 def test_the_advice_says_what_is_not_significant_and_what_spot_means() -> None:
@@ -181,7 +181,7 @@ def test_the_advice_says_what_is_not_significant_and_what_spot_means() -> None:
     edit(request, strategies={"l4x1": "STANDARD", "spot": "SPOT"})
     words = words_of()
     assert words.startswith(
-        "Buy spot (spot), the cheapest: $0.08 and 17 min per million images; the others are not"
+        "Buy spot, the cheapest: $0.08 and 17 min per million images; l4x1 is not"
         " measurably faster; if it must not be interrupted, l4x1: $0.22 and 17 min per million"
     )
     assert "Google may take spot machines away at any time" in words
