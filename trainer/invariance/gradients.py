@@ -258,7 +258,7 @@ def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:
 def _own_losses() -> AbstractContextManager[None]:
     """Keeps what layers added to the loss (regularizers) while this replica waits for others."""
     step = running_step()
-    return losses_kept(step.model) if step and step.model else nullcontext()
+    return losses_kept(step.layers) if step else nullcontext()
 
 
 def _rounded(value: float, dtype: Any) -> Any:

@@ -494,13 +494,12 @@ def outside_of_scopes() -> Iterator[None]:
 
 
 @contextmanager
-def losses_kept(model: keras.Model) -> Iterator[None]:
-    """Restores, after the block, the losses that layers had added (`layer.losses`).
+def losses_kept(layers: Sequence[keras.layers.Layer]) -> Iterator[None]:
+    """Restores, after the block, the losses that these layers had added (`layer.losses`).
 
     While this replica waits for the others in the block, another one's thread writes its losses
     into the same lists.
     """
-    layers = all_layers(model)
     before = [list(_private("keras.layers.Layer._losses", owner=layer)) for layer in layers]
     yield
     for layer, losses in zip(layers, before, strict=True):

@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, TypeVar
 
 import keras
 import tensorflow as tf
 
 from trainer.base.errors import UserError
-from trainer.invariance.internals import compiled_by_xla, outside_conditions
+from trainer.invariance.internals import all_layers, compiled_by_xla, outside_conditions
 from trainer.invariance.philox import NORMAL, UNIFORM, Philox, on_host_at_once
 from trainer.invariance.virtual_replicas import add_micro_batch, sum_over_replicas
 
@@ -80,6 +81,11 @@ class StepContext:
     averaged: list[Averaged] = field(default_factory=list, repr=False)
     model: Any = field(default=None, repr=False)  # whose step it is
     copies: int = 1  # how many replicas have these same rows
+
+    @cached_property
+    def layers(self) -> list[keras.layers.Layer]:
+        """Returns all layers of the model; looking for them at each sum would take long."""
+        return all_layers(self.model) if self.model else []
 
     @property
     def accumulates(self) -> bool:

@@ -325,7 +325,7 @@ def prepare_own_step(model: keras.Model, config: TrainConfig, dataset: Dataset) 
 
     def apply_and_keep_losses(original: Any, *given: Any, **named: Any) -> None:
         # a step may read `model.losses` after it: these are still those of its replica
-        with losses_kept(model):
+        with losses_kept(all_layers(model)):
             original(*given, **named)
 
     for optimizer in optimizers:

@@ -301,7 +301,7 @@ def test_a_compiled_model_is_built_and_its_losses_and_outputs_are_ours() -> None
     internals.build_compiled(model, batch)
     assert (model.optimizer.built, len(model.metrics_variables)) == (True, 4)
     model(batch[0])
-    with internals.losses_kept(model):
+    with internals.losses_kept(internals.all_layers(model)):
         model(3.0 * batch[0])
     assert [float(loss) for loss in model.losses] == [4.0]  # of 1 + 1
     outputs = []
