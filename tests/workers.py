@@ -39,10 +39,11 @@ def start(
     flags: Sequence[str],
     log: Path,
     module: str = "trainer.task",
+    cwd: Path = ROOT,
 ) -> "subprocess.Popen[bytes]":
     """Starts worker `index` of the cluster, or the process of a job without a cluster; its output
     goes to `log`."""
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)}
     if addresses:
         task = (
             {"type": "chief", "index": 0} if index == 0 else {"type": "worker", "index": index - 1}
@@ -52,7 +53,7 @@ def start(
     with open(log, "ab") as output:
         command = [sys.executable, "-m", module, *flags]
         return subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT
+            command, cwd=cwd, env=environment, stdout=output, stderr=subprocess.STDOUT
         )
 
 

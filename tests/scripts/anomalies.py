@@ -5,7 +5,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tests.scripts.shared import write, x
+from tests.scripts.shared import Interrupt, write, x
 
 
 class Autoencoder(keras.Model):
@@ -33,7 +33,7 @@ history = model.fit(
     batch_size=20,
     validation_data=(x[:9], x[:9]),
     shuffle=False,
-    callbacks=[stopping],
+    callbacks=[stopping, Interrupt()],
 )
 rebuilt = model.predict(x)
 losses = np.abs(rebuilt - x).mean(1)

@@ -5,7 +5,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.scripts.shared import ROWS, write
+from tests.scripts.shared import ROWS, Interrupt, write
 
 pictures = np.random.default_rng(1).integers(0, 256, (ROWS + 20, 5, 5)).astype("uint8")
 labels = (pictures.mean((1, 2)) // 20 % 10).astype("uint8")
@@ -28,7 +28,7 @@ model.compile(
     loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     metrics=["accuracy"],
 )
-history = model.fit(x_train, y_train, epochs=3, shuffle=False)
+history = model.fit(x_train, y_train, epochs=3, shuffle=False, callbacks=[Interrupt()])
 evaluated = model.evaluate(x_test, y_test, verbose=2)
 probabilities = keras.Sequential([model, keras.layers.Softmax()])
 write(

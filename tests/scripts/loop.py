@@ -1,5 +1,4 @@
-"""Calls fit in a loop, with callbacks, and goes on with a model that it has saved and loaded; it
-may be interrupted."""
+"""Calls fit in a loop, with callbacks, and goes on with a model that it has saved and loaded."""
 
 import keras
 

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tests.scripts.shared import write, x, y
+from tests.scripts.shared import Interrupt, write, x, y
 
 strategy = tf.distribute.MirroredStrategy()
 for gpu in tf.config.list_physical_devices("GPU"):
@@ -46,6 +46,12 @@ with strategy.scope():
 write(
     model,
     model.fit(
-        {"wide": x, "narrow": x[:, :2]}, y, epochs=3, batch_size=10, shuffle=False, verbose=0
+        {"wide": x, "narrow": x[:, :2]},
+        y,
+        epochs=3,
+        batch_size=10,
+        shuffle=False,
+        verbose=0,
+        callbacks=[Interrupt()],
     ),
 )

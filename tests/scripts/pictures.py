@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.scripts.shared import write
+from tests.scripts.shared import Interrupt, write
 
 random = np.random.default_rng(2)
 images = random.uniform(size=(44, 8, 8, 3))
@@ -39,6 +39,7 @@ history = model.fit(
             on_epoch_end=lambda epoch, logs: seen.append(logs["val_loss"]),
             on_train_end=lambda logs: seen.append(logs["val_loss"]),
         ),
+        Interrupt(),
     ],
 )
 with open("log.csv") as file:

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.scripts.shared import ROWS, write, x
+from tests.scripts.shared import ROWS, Interrupt, write, x
 
 places = np.random.default_rng(4).choice(["north", "south", "west"], ROWS)
 price = x @ np.arange(6.0) + 3 * (places == "west")
@@ -34,5 +34,5 @@ for _ in range(2):
     again = model.fit(inputs, price, epochs=1, batch_size=12, shuffle=False, verbose=0)
 shuffled = tf.data.Dataset.from_tensor_slices((tuple(inputs), price))
 shuffled = shuffled.shuffle(100, seed=7, reshuffle_each_iteration=False).batch(10)
-last = model.fit(shuffled, epochs=2)
+last = model.fit(shuffled, epochs=2, callbacks=[Interrupt(0)])
 write(model, history, again, last, predicted=model.predict(inputs).tolist())

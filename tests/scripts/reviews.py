@@ -5,7 +5,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.scripts.shared import write
+from tests.scripts.shared import Interrupt, write
 
 words = np.array(["a", "film", "so", "good", "bad", "boring", "great", "plot", "not", "very"])
 random = np.random.default_rng(3)
@@ -26,7 +26,7 @@ model = keras.Sequential(
     ]
 )
 model.compile(keras.optimizers.SGD(0.5), "binary_crossentropy", metrics=["accuracy"])
-history = model.fit(train, validation_data=test, epochs=3, verbose=2)
+history = model.fit(train, validation_data=test, epochs=3, verbose=2, callbacks=[Interrupt()])
 whole = keras.Sequential([keras.Input((1,), dtype="string"), vectorize, model])
 whole.compile("sgd", "binary_crossentropy", metrics=["accuracy"])
 answers = whole.predict(tf.constant([["a great film"], ["very boring plot"]]))

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tests.scripts.shared import ROWS, loss, network, write, x, y
+from tests.scripts.shared import ROWS, Interrupt, loss, network, write, x, y
 
 
 class Batches(keras.utils.PyDataset):
@@ -34,7 +34,7 @@ histories = [
         epochs=2,
         steps_per_epoch=3,
     ),
-    model.fit(Batches(), epochs=2, shuffle=False),
+    model.fit(Batches(), epochs=2, shuffle=False, callbacks=[Interrupt(0)]),
     model.fit(batches.repeat(), epochs=2, steps_per_epoch=5),
 ]
 write(model, *histories, evaluated=model.evaluate(batches))

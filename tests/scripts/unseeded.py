@@ -1,6 +1,6 @@
 """Shuffles without a seed: arrays, a tf.data pipeline that two calls of fit read, and its batches.
 
-It also draws for Dropout: plain Keras gives other numbers. It may be interrupted."""
+It also draws for Dropout: plain Keras gives other numbers."""
 
 import keras
 import tensorflow as tf

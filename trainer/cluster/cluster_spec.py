@@ -23,6 +23,7 @@ from trainer.base.errors import UserError
 from trainer.base.limit_watch import ask_gpus
 from trainer.base.log import log
 from trainer.base.settings.accelerators import scratch_mib
+from trainer.base.storage.local_files import MOUNT
 from trainer.base.storage.staging import cache_home
 
 _SCRATCH = "TF_CUDNN_WORKSPACE_LIMIT_IN_MB"
@@ -68,6 +69,16 @@ class Cluster:
         A single worker is the chief.
         """
         return self.index == 0
+
+    def writes(self, path: str | os.PathLike[str]) -> bool:
+        """Returns whether this worker writes what each worker's code writes at `path`.
+
+        In a bucket, or on the machine of the chief, the chief alone does. Another machine has a
+        disk of its own.
+        """
+        shared = str(path).startswith(("gs://", MOUNT))
+        hosts = [address.rpartition(":")[0] for address in self.addresses]
+        return self.is_chief or not (shared or hosts[self.index] == hosts[0])
 
     def name(self, index: int) -> str:
         """Returns the name of a worker in messages, such as `worker 1 (host:2222)`.

@@ -81,11 +81,8 @@ def _save(
 ) -> Any:
     """Saves a model as Keras does, but into `folder` if the chief saves at the same place, a bucket
     or a disk of both."""
-    cluster = replicas.cluster
-    hosts = [address.rpartition(":")[0] for address in cluster.addresses]
-    if in_bucket := str(filepath).startswith(("gs://", "/gcs/")):
+    if not replicas.cluster.writes(filepath):
         warn_once(f"{filepath}: all workers would save it, so the chief alone does")
-    if in_bucket or hosts[cluster.index] == hosts[0]:
         filepath = Path(folder) / Path(filepath).name
     return original(model, filepath, *given, **named)
 

@@ -3,7 +3,7 @@ callbacks."""
 
 import math
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -144,17 +144,24 @@ class RunState:
             self.best.resume(self.saved.best)
 
     def begin_callbacks(
-        self, model: keras.Model, evaluated: Sequence[str], *, writes: bool = True
+        self,
+        model: keras.Model,
+        evaluated: Sequence[str],
+        writes: Callable[[str], bool] = lambda path: True,
     ) -> CallbackList:
         """Returns the callbacks, set up as in `fit`, begun and restored.
 
-        evaluated: the names of the values of evaluation; writes: whether this worker is the chief,
-            which alone has those of Keras's callbacks that only write.
+        evaluated: the names of the values of evaluation; writes: whether this worker runs those of
+            Keras's callbacks that only write, by the path to which they do.
         """
         saved = self.saved
         progress = self.progress
-        own = self.callbacks
-        acting = [callback for callback in own if writes or type(callback) not in WRITERS]
+        acting = [
+            callback
+            for callback in self.callbacks
+            if (place := WRITERS.get(type(callback))) is None
+            or writes(str(getattr(callback, place)))
+        ]
         callbacks = callback_list([*acting, self.history], model, progress, evaluated)
         model.stop_training = False
 

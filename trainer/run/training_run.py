@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -111,7 +112,15 @@ class TrainingRun:
         # What runs between calls to the device. Hooks that a signal has left out run now.
         names = evaluate.names if evaluate else ()
         chief = job.cluster.is_chief
-        callbacks = state.begin_callbacks(setup.model, names, writes=chief)
+        callbacks = state.begin_callbacks(
+            setup.model,
+            names,
+            # The folder of the run may lie on a disk of all machines.
+            lambda path: (
+                chief
+                or (job.cluster.writes(path) and not Path(path).is_relative_to(config.job_dir))
+            ),
+        )
         profile = StepProfile(config.profiled, job.job_dir.logs if chief else None, progress)
         hooks = [*RunHooks(self, callbacks, evaluate, control).sequence(), profile.cuts]
         loop = TrainingLoop(setup.model, progress, hooks, callbacks, control)

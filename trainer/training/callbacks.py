@@ -159,8 +159,14 @@ def refuse_unevaluated(setting: str, value: str, evaluated: Sequence[str]) -> No
     check_known(setting, value, "evaluation gives", evaluated)
 
 
-# Of several workers the chief alone runs these; a subclass may do more, and runs on each.
-WRITERS = {CSVLogger, ModelCheckpoint, OrbaxCheckpoint, TensorBoard}
+# These only write, at the place in this attribute: where workers share it, the chief alone runs
+# them. A subclass may do more, and runs on each.
+WRITERS = {
+    CSVLogger: "filename",
+    ModelCheckpoint: "filepath",
+    OrbaxCheckpoint: "directory",
+    TensorBoard: "log_dir",
+}
 _TEST_HOOKS = ("on_test_batch_begin", "on_test_batch_end")
 _BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 # Their hooks may run once in each call to the device, unless they count batches by save_freq or
