@@ -46,6 +46,13 @@ def test_none_and_a_chief_alone_are_one_machine(environment: dict[str, str]) -> 
     assert (cluster.workers, cluster.several, cluster.is_chief) == (1, False, True)
 
 
+def test_a_worker_writes_on_a_disk_of_its_own() -> None:
+    hosts = ("one:1", "one:2", "other:1")
+    for path, writers in (("log.csv", [0, 2]), ("gs://b/log.csv", [0]), ("/gcs/b/log.csv", [0])):
+        assert [index for index in range(3) if Cluster(hosts, index).writes(path)] == writers
+    assert Cluster().writes("gs://b/log.csv")
+
+
 @parametrize(
     "cluster, tasks",
     [
