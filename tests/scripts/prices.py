@@ -34,5 +34,5 @@ for _ in range(2):
     again = model.fit(inputs, price, epochs=1, batch_size=12, shuffle=False, verbose=0)
 shuffled = tf.data.Dataset.from_tensor_slices((tuple(inputs), price))
 shuffled = shuffled.shuffle(100, seed=7, reshuffle_each_iteration=False).batch(10)
-last = model.fit(shuffled, epochs=2, callbacks=[Interrupt(0)])
+last = model.fit(shuffled, epochs=2, callbacks=[Interrupt()])
 write(model, history, again, last, predicted=model.predict(inputs).tolist())

@@ -34,7 +34,7 @@ histories = [
         epochs=2,
         steps_per_epoch=3,
     ),
-    model.fit(Batches(), epochs=2, shuffle=False, callbacks=[Interrupt(0)]),
+    model.fit(Batches(), epochs=2, shuffle=False, callbacks=[Interrupt()]),
     model.fit(batches.repeat(), epochs=2, steps_per_epoch=5),
 ]
 write(model, *histories, evaluated=model.evaluate(batches))

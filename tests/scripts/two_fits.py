@@ -34,7 +34,7 @@ second = model.fit(
     sample_weight=np.linspace(0, 1, len(x)),
     validation_split=0.2,
     validation_freq=2,
-    callbacks=[keras.callbacks.ReduceLROnPlateau("loss", patience=1), Interrupt(3)],
+    callbacks=[keras.callbacks.ReduceLROnPlateau("loss", patience=1), Interrupt()],
 )
 answers = model.predict(x, batch_size=9)
 # What is drawn later, as the weights of another model, is as without the calls of `fit`.

@@ -83,14 +83,18 @@ def test_scripts_are_unchanged_and_have_the_numbers_of_keras(
         assert printed.count("state saved at step") == (len(names) if code else 0)
     assert printed.count("resumes at step") >= len(names)
     for name in names:
-        plain, alone, both = (tmp_path / replicas / name for replicas in ("0", "1", "2"))
-        same(written_in(alone), written_in(both))
+        folders = [tmp_path / replicas / name for replicas in ("0", "1", "2")]
+        plain, alone, both = map(written_in, folders)
         if name != "unseeded":
-            same(written_in(plain), written_in(alone))
-        assert json.loads((both / "run" / "result.json").read_text())["state"] == "done"
-        about = json.loads((both / "run" / "run.json").read_text())
+            same(plain, alone)
+        # What a callback appends to a variable of the script ends with its process.
+        if "seen" in alone:
+            alone["seen"] = alone["seen"][-len(both["seen"]) :]
+        same(alone, both)
+        assert json.loads((folders[2] / "run" / "result.json").read_text())["state"] == "done"
+        about = json.loads((folders[2] / "run" / "run.json").read_text())
         assert about["replica_check"]["proof"] == PROVED
-        assert [*(both / "run" / "model").iterdir()]
+        assert [*(folders[2] / "run" / "model").iterdir()]
 
 
 @pytest.fixture(scope="module")
