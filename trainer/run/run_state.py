@@ -173,8 +173,12 @@ class RunState:
                 drop_epochs(Path(callback.filename), callback.sep, epoch)
         callbacks.on_train_begin()
 
-        # Keras's callbacks reset themselves and learning rates in on_train_begin.
+        # Keras's callbacks reset themselves and learning rates in on_train_begin. What they changed
+        # at the start of an epoch that had begun is restored, too.
         self._callback_states.begin()
+        had_begun = saved is not None and (self.pending or progress.step < saved.total_steps)
+        if had_begun:
+            callbacks.on_epoch_begin(epoch)
         if saved:
             with self._refusing_other_versions():
                 self._callback_states.restore(saved.callbacks, saved.arrays)
@@ -186,7 +190,8 @@ class RunState:
         # The counts of metrics go on within an epoch, and begin anew at its start.
         if progress.step % progress.steps_per_epoch == 0 and not self.pending:
             model.reset_metrics()
-        callbacks.on_epoch_begin(epoch)
+        if not (had_begun or progress.finished):
+            callbacks.on_epoch_begin(epoch)
         return callbacks
 
     @contextmanager

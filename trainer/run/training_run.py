@@ -306,7 +306,7 @@ class RunHooks:
         if self.run.setup.model.stop_training:
             epoch = math.ceil(progress.epoch)
             log.info(f"ends after epoch {epoch}: {stop_reason(self.callbacks.callbacks)}")
-        if not (progress.ends or self.run.setup.model.stop_training):
+        if not (progress.finished or self.run.setup.model.stop_training):
             self.run.setup.model.reset_metrics()
             self.callbacks.on_epoch_begin(int(progress.epoch))
 
