@@ -72,7 +72,12 @@ def same(one: Any, other: Any) -> None:
 
 @pytest.mark.parametrize(
     "names",
-    [QUICK, pytest.param((*SLOW, "unseeded"), marks=pytest.mark.slow)],
+    # What `unseeded` draws depends on the scripts that ran before it in the process.
+    [
+        QUICK,
+        pytest.param(SLOW, marks=pytest.mark.slow),
+        pytest.param(("unseeded",), marks=pytest.mark.slow),
+    ],
 )
 def test_scripts_are_unchanged_and_have_the_numbers_of_keras(
     names: tuple[str, ...], tmp_path: Path
