@@ -1,8 +1,8 @@
 """Draws scripts that call `fit` by a seed, runs each by Keras and by this package, and counts what
 does not agree.
 
-    python -m benchmarks.drawn_models                       # all 130, and 12 into which something
-    is planted python -m benchmarks.drawn_models --first=0 --count=10  # some of them
+    python -m benchmarks.drawn_models                       # all 130, and 12 that mix rows
+    python -m benchmarks.drawn_models --first=0 --count=10  # some of them
 
 The first 100 draw nothing at random, so that plain `fit` on one device, a run on one replica and
 one on two have the same weights, history and answers in float64. The next 30 have such layers too:

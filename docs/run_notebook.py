@@ -1,8 +1,8 @@
 """Runs from_fit_to_four_gpus.ipynb from top to bottom in a temporary folder, and stores it with
 what its cells show:
 
-    python -m docs.run_notebook                    # stores it anew: look at its outputs and figures
-    before you commit python -m docs.run_notebook --out=copy.ipynb   # stores a copy
+    python -m docs.run_notebook                    # look at its outputs before you commit
+    python -m docs.run_notebook --out=copy.ipynb   # stores a copy
 
 The kernel is a process of this Python, which listens on sockets of a temporary folder and on
 127.0.0.1. Folders of this machine, times, and what else differs in each run are replaced.
