@@ -53,7 +53,7 @@ PARSER.add_argument(
 PARSER.add_argument(
     "--together",
     action="store_true",
-    help="build parts beside each other, and measure them in turn",
+    help="build parts in parallel, and measure them in turn",
 )
 Outcomes = dict[str, dict[str, Any]]
 
