@@ -23,7 +23,7 @@ from trainer.base.settings.fields import VERBOSE, Usage, options_class, setting
 from trainer.base.settings.own_settings import refuse_missing_modules
 from trainer.base.settings.request import parse_request
 from trainer.base.settings.train_config import USUAL, TrainConfig
-from trainer.cluster.cluster_spec import set_gpu_environment
+from trainer.cluster.cluster_spec import set_up_process
 from trainer.user_code.command import command, quiet_start
 
 _EPILOG = """\
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _check_compiled_step(config: TrainConfig) -> int:
     """Runs one step compiled by XLA, or logs why that fails; returns the exit code."""
-    set_gpu_environment(config.cache_dir)
+    set_up_process(config.cache_dir)
     with quiet_start():
         from trainer.cluster.strategy import make_replicas
         from trainer.run.training_setup import build_setup
@@ -182,7 +182,7 @@ def _check_replicas(config: TrainConfig, options: CheckOptions) -> int:
 def _check_gpus(config: TrainConfig, seconds: float) -> int:
     """Checks this machine's GPUs, writes gpu_check.json, and returns the exit code."""
     job_dir = open_job_dir(config) if config.job_dir or on_vertex() else None
-    set_gpu_environment(config.cache_dir)
+    set_up_process(config.cache_dir)
     with quiet_start():
         from trainer.checks.on_gpus import check_on_gpus
 

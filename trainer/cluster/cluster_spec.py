@@ -151,15 +151,12 @@ def _object(value: Any, part: str) -> dict[str, Any]:
 
 
 def set_up_process(cache_dir: str) -> None:
-    """Sets what TensorFlow needs on GPUs, or what makes its steps faster on CPUs."""
-    set_gpu_environment(cache_dir)
-    if not has_nvidia_driver():
+    """Sets what TensorFlow needs on a machine with an NVIDIA driver, or what makes the steps of a
+    CPU faster."""
+    if shutil.which("nvidia-smi") or Path("/dev/nvidiactl").exists():
+        set_gpu_environment(cache_dir)
+    else:
         keep_freed_memory()
-
-
-def has_nvidia_driver() -> bool:
-    """Returns whether this machine has an NVIDIA driver."""
-    return bool(shutil.which("nvidia-smi")) or Path("/dev/nvidiactl").exists()
 
 
 def keep_freed_memory() -> None:
@@ -178,7 +175,7 @@ def keep_freed_memory() -> None:
 
 
 def set_gpu_environment(cache_dir: str, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Sets and logs variables for GPUs, on a machine with an NVIDIA driver.
+    """Sets and logs variables for GPUs.
 
     A variable that is set already stays. TF_GPU_THREAD_MODE=gpu_private gives each GPU its own
     threads that start kernels, so that reading data does not delay them; `global` is TensorFlow's
@@ -188,8 +185,6 @@ def set_gpu_environment(cache_dir: str, environment: MutableMapping[str, str] = 
     of a convolution, with and without XLA; plans count on this limit.
     https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables
     """
-    if not has_nvidia_driver():
-        return
     environment.setdefault("TF_GPU_THREAD_MODE", "gpu_private")
     gibs = [mib / 1024 for (mib,) in ask_gpus("memory.total") if mib]
     if limit := scratch_mib(min(gibs, default=math.inf)):
