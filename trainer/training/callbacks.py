@@ -78,9 +78,10 @@ def _mode(monitor: str) -> str:
 def higher_is_better(model: keras.Model, monitor: str, setting: str, mode: str = "auto") -> bool:
     """Returns whether higher values of `monitor` are better.
 
+    A loss should fall and an accuracy should rise; for any other value Keras looks up the model's
+    metric of that name.
     mode: what a callback says of it: min, max or auto. Raises UserError, naming the setting, if it
-        is unknown. A loss should fall and an accuracy
-    should rise; for any other value Keras looks up the model's metric of that name.
+        is unknown.
     """
     # Keras decides it at the end of a callback's first epoch, and this one compares two values.
     mode = _mode(monitor) if mode == "auto" else mode
