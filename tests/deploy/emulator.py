@@ -258,6 +258,7 @@ def ends(state: str, error: str = "") -> Callable[[Emulator, Json], None]:
 class _Handler(BaseHTTPRequestHandler):
     google: Emulator
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # 40 ms a request otherwise: head and body are sent apart
 
     def log_message(self, *_: object) -> None:
         """Prints nothing."""

@@ -95,7 +95,12 @@ def test_the_same_command_at_the_same_moment_is_one_job(cloud: Emulator) -> None
     assert names == [job["name"] for job in cloud.jobs.values()] * 3
 
 
-@pytest.mark.parametrize("moment", range(20))
+MOMENTS = [
+    pytest.param(moment, marks=[pytest.mark.slow] * (moment % 4 > 0)) for moment in range(20)
+]
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
 def test_clean_at_any_moment_leaves_what_a_submission_needs(
     moment: int, cloud: Emulator, typed: Command
 ) -> None:

@@ -27,8 +27,8 @@ from trainer.run.replica_check import SKIP
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 LAUNCH = ["-m", "trainer.launch", "--job_dir=run"]
 # Plain Keras trains these scripts by the same numbers.
-QUICK = ("digits", "own_step")
-SLOW = ("anomalies", "loop", "pictures", "prices", "reviews", "streams", "two_fits")
+QUICK = ("digits",)
+SLOW = ("anomalies", "loop", "own_step", "pictures", "prices", "reviews", "streams", "two_fits")
 
 
 def run(folder: Path, *words: str, code: int = 0) -> tuple[dict[str, Any], str]:
