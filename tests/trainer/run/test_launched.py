@@ -1,12 +1,13 @@
 """Scripts that call `fit`, as they are: by plain python and by `trainer.launch`, on one and on two
 replicas."""
 
+import functools
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ LAUNCH = ["-m", "trainer.launch", "--job_dir=run"]
 # Plain Keras trains these scripts by the same numbers.
 QUICK = ("digits",)
 SLOW = ("anomalies", "loop", "own_step", "pictures", "prices", "reviews", "streams", "two_fits")
+# What it draws depends on the scripts that ran before it in the process.
+UNSEEDED = ("unseeded",)
 
 
 def run(folder: Path, *words: str, code: int = 0) -> tuple[dict[str, Any], str]:
@@ -70,52 +73,54 @@ def same(one: Any, other: Any) -> None:
     assert [*numbers(other)] == pytest.approx([*numbers(one)], rel=1e-10, abs=1e-12)
 
 
+@pytest.fixture(scope="module")
+def on_one_device(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Returns a function that runs scripts in one process, once, and returns their folder: on 0
+    replicas, that is by plain Keras, or on 1."""
+
+    @functools.cache
+    def ran(replicas: str, *names: str) -> Path:
+        folder = tmp_path_factory.mktemp("scripts")
+        _, printed = run(folder, "-m", "tests.scripts", replicas, *names)
+        assert replicas == "0" or "retracing" not in printed
+        return folder
+
+    return ran
+
+
 @pytest.mark.parametrize(
-    "names",
-    # What `unseeded` draws depends on the scripts that ran before it in the process.
-    [
-        QUICK,
-        pytest.param(SLOW, marks=pytest.mark.slow),
-        pytest.param(("unseeded",), marks=pytest.mark.slow),
-    ],
+    "names", [QUICK, *(pytest.param(names, marks=pytest.mark.slow) for names in (SLOW, UNSEEDED))]
 )
 def test_scripts_are_unchanged_and_have_the_numbers_of_keras(
-    names: tuple[str, ...], tmp_path: Path
+    names: tuple[str, ...], on_one_device: Callable[..., Path], tmp_path: Path
 ) -> None:
-    for replicas, code in (("0", 0), ("1", 0), ("2", 75), ("2", 0)):
-        _, printed = run(tmp_path / replicas, "-m", "tests.scripts", replicas, *names, code=code)
-        assert replicas == "0" or "retracing" not in printed
+    for code in (75, 0):
+        _, printed = run(tmp_path, "-m", "tests.scripts", "2", *names, code=code)
+        assert "retracing" not in printed
         assert printed.count("state saved at step") == (len(names) if code else 0)
     assert printed.count("resumes at step") >= len(names)
     for name in names:
-        folders = [tmp_path / replicas / name for replicas in ("0", "1", "2")]
-        plain, alone, both = map(written_in, folders)
-        if name != "unseeded":
-            same(plain, alone)
+        both = written_in(tmp_path / name)
+        alone = written_in(on_one_device("1", *names) / name)
+        if names != UNSEEDED:
+            same(written_in(on_one_device("0", *names) / name), alone)
         # What a callback appends to a variable of the script ends with its process.
         if "seen" in alone:
             alone["seen"] = alone["seen"][-len(both["seen"]) :]
         same(alone, both)
-        assert json.loads((folders[2] / "run" / "result.json").read_text())["state"] == "done"
-        about = json.loads((folders[2] / "run" / "run.json").read_text())
+        job = tmp_path / name / "run"
+        assert json.loads((job / "result.json").read_text())["state"] == "done"
+        about = json.loads((job / "run.json").read_text())
         assert about["replica_check"]["proof"] == PROVED
-        assert [*(folders[2] / "run" / "model").iterdir()]
-
-
-@pytest.fixture(scope="module")
-def of_one_device(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns the folder with what each script writes: by plain Keras, or if that draws otherwise,
-    on one replica."""
-    folder = tmp_path_factory.mktemp("scripts")
-    run(folder, "-m", "tests.scripts", "0", *QUICK, *SLOW)
-    run(folder, "-m", "tests.scripts", "1", "unseeded")
-    return folder
+        assert [*(job / "model").iterdir()]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*QUICK, *SLOW, "unseeded"])
+@pytest.mark.parametrize(
+    ("names", "name"), [(names, name) for names in (QUICK, SLOW, UNSEEDED) for name in names]
+)
 def test_two_machines_have_the_numbers_of_one_device_and_each_runs_the_script(
-    name: str, of_one_device: Path, tmp_path: Path
+    names: tuple[str, ...], name: str, on_one_device: Callable[..., Path], tmp_path: Path
 ) -> None:
     chief, worker = free_addresses(2)
     addresses = [chief, worker.replace("127.0.0.1", "127.0.0.2")]  # as if on two machines
@@ -127,8 +132,9 @@ def test_two_machines_have_the_numbers_of_one_device_and_each_runs_the_script(
         log = folder / "log"
         started.append(workers.start(addresses, index, words, log, LAUNCH[1], folder))
     assert workers.end(started) == [0, 0], (folders[1] / "log").read_text()
+    expected = written_in(on_one_device("1" if names == UNSEEDED else "0", *names) / name)
     for folder in folders:
-        same(written_in(of_one_device / name), written_in(folder))
+        same(expected, written_in(folder))
 
 
 def fitted(name: str, folder: Path, replicas: int = 2, epochs: int = 2) -> list[Any]:
