@@ -8,7 +8,6 @@ command, as they do not change.
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -140,16 +139,14 @@ class CallbackStates:
     def restore(self, state: State, arrays: Mapping[str, Any]) -> None:
         """Sets the attributes that `changed` returned.
 
-        A callback that now monitors another value gets none. Of several workers only the chief has
-        arrays. Call it after `begin`.
+        A callback that now monitors another value gets none. Call it after `begin`.
         """
         for name, callback in self._named():
             saved = state.get(name)
             if saved is None or saved["monitor"] != getattr(callback, "monitor", None):
                 continue
             for key, text in saved["values"].items():
-                with suppress(KeyError):
-                    setattr(callback, key, decoded(text, arrays))
+                setattr(callback, key, decoded(text, arrays))
             # Keras's own callbacks open their files again.
             if saved["not_kept"] and not type(callback).__module__.startswith("keras."):
                 log.info(

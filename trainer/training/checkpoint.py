@@ -198,8 +198,8 @@ class Checkpoints:
     def restore(self) -> tuple[int, State] | None:
         """Restores the newest intact checkpoint on all workers.
 
-        Returns its step and state, None if none exists. The state has the "arrays" of `save`, if
-        there are any, on the chief alone.
+        Returns its step and state, with the "arrays" of `save` if there are any; None if none
+        exists.
         """
         # The chief tries its checkpoints, the newest first, until one is intact.
         manifest = None
@@ -234,6 +234,11 @@ class Checkpoints:
         assign_values(self._variables, values, self.replicas)
         counts = [name for name in arrays if name.startswith(METRICS)]
         self._restore_counts({name: arrays.pop(name) for name in counts})
+        if self.replicas.cluster.several:
+            kinds = [(name, array.dtype.name, array.shape) for name, array in arrays.items()]
+            for name, dtype, shape in self.replicas.from_worker(kinds):
+                values = self.replicas.sum_over_workers(arrays.get(name, np.zeros(shape)))
+                arrays[name] = values.astype(dtype)
         self._saved = (manifest["step"], bool(manifest["state"].get("pending")))
         return manifest["step"], manifest["state"] | ({"arrays": arrays} if arrays else {})
 

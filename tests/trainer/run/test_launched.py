@@ -29,7 +29,17 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 LAUNCH = ["-m", "trainer.launch", "--job_dir=run"]
 # Plain Keras trains these scripts by the same numbers.
 QUICK = ("digits",)
-SLOW = ("anomalies", "loop", "own_step", "pictures", "prices", "reviews", "streams", "two_fits")
+SLOW = (
+    "anomalies",
+    "loop",
+    "own_step",
+    "pictures",
+    "prices",
+    "reviews",
+    "stopped_early",
+    "streams",
+    "two_fits",
+)
 # What it draws depends on the scripts that ran before it in the process.
 UNSEEDED = ("unseeded",)
 
@@ -125,13 +135,18 @@ def test_two_machines_have_the_numbers_of_one_device_and_each_runs_the_script(
     chief, worker = free_addresses(2)
     addresses = [chief, worker.replace("127.0.0.1", "127.0.0.2")]  # as if on two machines
     words = [f"--job_dir={tmp_path / 'run'}", str(SCRIPTS / f"{name}.py"), "found.json"]
+    codes = [0]
+    if name == "stopped_early":
+        words.append("sent")
+        codes = [75, 0]
     folders = [tmp_path / "0", tmp_path / "1"]
-    started = []
-    for index, folder in enumerate(folders):
-        folder.mkdir()
-        log = folder / "log"
-        started.append(workers.start(addresses, index, words, log, LAUNCH[1], folder))
-    assert workers.end(started) == [0, 0], (folders[1] / "log").read_text()
+    for code in codes:
+        started = []
+        for index, folder in enumerate(folders):
+            folder.mkdir(exist_ok=True)
+            log = folder / "log"
+            started.append(workers.start(addresses, index, words, log, LAUNCH[1], folder))
+        assert workers.end(started) == [code, code], (folders[1] / "log").read_text()
     expected = written_in(on_one_device("1" if names == UNSEEDED else "0", *names) / name)
     for folder in folders:
         same(expected, written_in(folder))
