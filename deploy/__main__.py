@@ -153,7 +153,7 @@ def program() -> int:
         paths = [str(_PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")]), os.getcwd()]
         os.environ |= {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(paths)}
     code = main()
-    # it could interrupt Python while it ends its threads
+    # A Ctrl-C could interrupt Python while it ends its threads.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     return code
 

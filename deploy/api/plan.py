@@ -83,9 +83,10 @@ _TEXT_COLUMNS = 3  # the first of the columns, which hold text; the others hold 
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Returns the indices of the points that no other dominates, by their first value.
+    """Returns the indices of the points that no other dominates, sorted by their first value.
 
-    A point dominates another if none of its two values is higher and one is lower.
+    A point dominates another if none of its two values is higher and one is lower. Of equal points
+    the first is returned.
     """
     front: list[int] = []
     for index in sorted(range(len(points)), key=lambda index: points[index]):

@@ -21,11 +21,11 @@ def price_and_limit(tier: Tier) -> str:
     """Describes the hourly price, the highest cost and the timeout of a job on `tier`."""
     limit = f"until its timeout of {format_duration(tier.timeout_s)}"
     if tier.price_per_hour is None:
-        bound = tier.price.under(tier.strategy)
+        known_part = tier.price.under(tier.strategy)
         minimum = ""
-        if bound:
+        if known_part:
             fee = "Vertex AI's fee, which is not known"
-            minimum = f" (at least {bound:.2f} USD an hour, and {fee})"
+            minimum = f" (at least {known_part:.2f} USD an hour, and {fee})"
         return (
             f"the {tier.price_name} of {tier.machine} is not known{minimum} (--prices=FILE); it"
             f" runs {limit} at most"
@@ -124,7 +124,7 @@ def cost_confirmation(
     lower_end: Callable[[Iterable[float]], float] = min if alternatives else sum
     count = 1 if alternatives else len(tiers)
     unpriced = [tier for tier in tiers if tier.bound_usd is None]
-    limit = upper_end(tier.bound_usd or 0.0 for tier in tiers)
+    limit = upper_end((tier.bound_usd or 0.0) + transfer_usd for tier in tiers)
     planned = [plan for plan in plans if plan]
     high = None
     basis = "there is no plan"
@@ -132,16 +132,15 @@ def cost_confirmation(
         low = lower_end(low + transfer_usd for low, _ in planned)
         high = upper_end(high + transfer_usd for _, high in planned)
         basis = f"by plan {low:.2f} to {high:.2f} USD (an estimate)"
-    # The sentence, and the error without a confirmation.
     subject = "this job" if count == 1 else f"these {count} jobs together"
     text = f"{subject} may cost {limit:.2f} USD until the timeout; {basis}"
     refusal = f"{text}: not submitted: set a limit, such as --max_cost=20"
-    if not alternatives:
+    if count > 1:
         refusal = (
             f"{text}: not submitted: set a limit for each, such as --max_cost=20, or send fewer at"
             f" once: together {UNCONFIRMED_TIMEOUT_USD:.0f} USD at most"
         )
-    # Whether the user has said what it may cost, or has to.
+    # A limit of the user's is a consent; without one a job that may cost much needs it.
     allowed = options.max_cost is not None and (
         alternatives or count * options.max_cost <= UNCONFIRMED_TIMEOUT_USD
     )
@@ -155,6 +154,7 @@ def cost_confirmation(
         text = f"{unknown}; without it {text}" if limit else unknown
         refusal = f"{advice}; without it {refusal}" if needs_consent else advice
         needs_consent = needs_consent or any(tier.accelerators for tier in unpriced)
+    # A job of --check runs for some minutes alone.
     return CostConfirmation(text, refusal if needs_consent and not options.check else "")
 
 

@@ -89,10 +89,13 @@ class SubmittedJob(VertexJob):
         for age, earlier in enumerate(sent):
             attempt = earlier.attempts[-1]
             same_sources = earlier.sources == self.record.sources
-            # The end of the newest counts as unseen, unless nobody was to see it (detached).
-            unseen = age == 0 and not (earlier.detached and attempt.state == "SUBMITTED")
+            # Nobody was to follow a job that was sent with --detach; of others, the newest alone
+            # can have ended unseen.
+            left_alone = earlier.detached and attempt.state == "SUBMITTED"
+            unseen = age == 0 and not left_alone
             status = self.find(earlier) if attempt.state in states else None
             if status and status.over and not (same_sources and unseen):
+                # The state may become STOPPED, with which the same command goes on.
                 earlier.record_status(attempt, with_stop_reason(status), self._clock.now())
                 status = None
             if same_sources and (status or (age == 0 and attempt.state == STOPPED)):

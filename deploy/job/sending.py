@@ -257,6 +257,11 @@ class Creation:
                 self._write(self._generation, sending=True, **details)
 
     def _write(self, generation: int, *, sending: bool, **details: Any) -> None:
+        """Writes the record in the bucket, with `details` of a job that was created.
+
+        It then gives up soon: the job runs without the record. Raises UserError if another
+        submission has written meanwhile.
+        """
         content = {**self._about, "time": self._clock.now(), "sending": sending, **details}
         text = json.dumps(content, indent=2) + "\n"
         try:

@@ -152,22 +152,21 @@ def canonical(name: str) -> str:
 def with_dependencies(requirements: Iterable[str]) -> set[str]:
     """Returns the canonical names of the distributions that pip installs for requirements, as far
     as is known here."""
-    names = set[str]()
-    waiting = [*filter(None, map(_requirement, requirements))]
+    extras = set[tuple[str, str]]()  # of each distribution; "": none
+    waiting = [(line, "") for line in requirements]
     while waiting:
-        requirement = waiting.pop()
+        line, extra = waiting.pop()
+        requirement = _requirement(line)
+        marker = requirement and requirement.marker
+        if not requirement or (marker and not marker.evaluate({"extra": extra})):
+            continue
         name = canonical(requirement.name)
-        needed: list[Any] = []
-        if name not in names:
-            names.add(name)
-            with suppress(metadata.PackageNotFoundError):
-                needed = [*filter(None, map(_requirement, metadata.requires(name) or ()))]
-        extras = [{"extra": extra} for extra in (*requirement.extras, "")]
-        # A requirement counts if its marker, if any, holds without an extra or with one of these.
-        for line in needed:
-            if not line.marker or any(map(line.marker.evaluate, extras)):
-                waiting.append(line)
-    return names
+        for wanted in {*requirement.extras, ""}:
+            if (name, wanted) not in extras:
+                extras.add((name, wanted))
+                with suppress(metadata.PackageNotFoundError):
+                    waiting += [(needed, wanted) for needed in metadata.requires(name) or ()]
+    return {name for name, _ in extras}
 
 
 def requirements_of(

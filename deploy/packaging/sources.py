@@ -269,7 +269,7 @@ def _unreadable(name: str, error: Exception) -> UserError:
     place = name
     problem = reason(error)
     if isinstance(error, SyntaxError):
-        place = f"{error.filename or name}, line {error.lineno}"
+        place = f"{error.filename}, line {error.lineno}" if error.lineno else f"{error.filename}"
         problem = error.msg
     return UserError(f"package: {place}: {problem}: the job could not import it: fix it")
 

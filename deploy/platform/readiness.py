@@ -97,11 +97,17 @@ def _roles(gcp: GcpConfig) -> Iterator[Finding]:
     for role in dict.fromkeys(ROLES.values()):
         needed = [permission for permission in ROLES if ROLES[permission] == role]
         if missing := [permission for permission in needed if permission not in granted]:
-            member = f"--member=user:{gcloud_account() or 'YOU@example.com'} --role={role}"
-            command = f"gcloud projects add-iam-policy-binding {project} {member}"
+            command = f"gcloud projects add-iam-policy-binding {project} {_member()} --role={role}"
             yield Finding(role, "bad", f"{', '.join(missing)} is not granted", command)
         else:
             yield Finding(role, "good", "its permissions are granted")
+
+
+def _member() -> str:
+    """Returns the flag of gcloud that gives a role to this account."""
+    account = gcloud_account() or "YOU@example.com"
+    kind = "serviceAccount" if account.endswith(".gserviceaccount.com") else "user"
+    return f"--member={kind}:{account}"
 
 
 def _bucket(gcp: GcpConfig) -> Iterator[Finding]:
@@ -113,7 +119,6 @@ def _bucket(gcp: GcpConfig) -> Iterator[Finding]:
     region = gcp.region
     name = gcp.bucket.removeprefix("gs://").split("/")[0]
     place = f"{address('STORAGE', 'https://storage.googleapis.com/storage/v1')}/b/{name}"
-    # Whether it exists, and what this account may do in it.
     try:
         request = {"permissions": OBJECTS}
         granted = call("GET", f"{place}/iam/testPermissions", params=request).get("permissions", [])
@@ -126,12 +131,9 @@ def _bucket(gcp: GcpConfig) -> Iterator[Finding]:
         yield Finding("bucket", "bad", f"gs://{name} does not exist", command)
         return
     if missing := [permission for permission in OBJECTS if permission not in granted]:
-        member = (
-            f"--member=user:{gcloud_account() or 'YOU@example.com'} --role=roles/storage.objectUser"
-        )
-        command = f"gcloud storage buckets add-iam-policy-binding gs://{name} {member}"
+        role = "--role=roles/storage.objectUser"
+        command = f"gcloud storage buckets add-iam-policy-binding gs://{name} {_member()} {role}"
         yield Finding("bucket", "bad", f"{', '.join(missing)} is not granted", command)
-    # Where it is.
     location = buckets.location(f"gs://{name}")
     price = transfer_usd_per_gib(f"gs://{name}", region, location)
     text = location or "this account may not read it (roles/storage.bucketViewer)"

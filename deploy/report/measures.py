@@ -108,6 +108,7 @@ class TierSummary:
     def __getattr__(self, key: str) -> Any:
         """Computes the measure `key` over the repeats, stores it as an attribute and returns it."""
         measure = _BY_KEY.get(key)
+        # Without both the measure is a property, which has raised an AttributeError itself.
         if measure is None or not (measure.read or measure.combine):
             raise AttributeError(f"no measure is called {key}")
         read = measure.read or attrgetter(key)

@@ -54,7 +54,11 @@ def parse_source(content: bytes, name: str) -> ast.Module:
     """Returns the syntax tree of a file. Raises SyntaxError or ValueError if it has none."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return ast.parse(content, name)
+        try:
+            return ast.parse(content, name)
+        except SyntaxError as error:
+            error.filename = name  # it lacks one for a null byte
+            raise
 
 
 def imports_of(file: str, tree: ast.Module) -> Iterator[Import]:

@@ -275,7 +275,6 @@ def examples_of_fit(
     trains: as in `batches_of_dataset`. Raises UserError, naming the argument, for what `fit` does
         not take, and for Python generators.
     """
-    # Objects that give batches are read in their own order.
     if isinstance(x, tf.data.Dataset | keras.utils.PyDataset):
         if y is not None or sample_weight is not None:
             raise UserError(
@@ -294,9 +293,9 @@ def examples_of_fit(
             " keras.utils.PyDataset"
         )
 
-    # All else must be arrays.
     try:
         arrays = FitArrays((x, y, sample_weight), shuffles=shuffles)
     except UserError as error:
-        raise UserError(f"fit: {error}") from None
+        place = "fit" if name == "x" else name
+        raise UserError(f"{place}: {error}") from None
     return arrays, min(batch_size or BATCH_ROWS, arrays.count)

@@ -265,7 +265,7 @@ class Evaluation:
     def _run_batches(self, iterators: Any, totals: Any, counts: Any) -> Any:
         after = []
         # Outside of the strategy: Keras then computes as on one device. The devices' loops run side
-        # by side.
+        # by side; there may be fewer iterators than devices.
         devices = zip(self.replicas.devices, iterators, totals, counts)  # noqa: B905
         for device, iterator, so_far, count in devices:
             with tf.device(device):

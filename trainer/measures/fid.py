@@ -148,7 +148,7 @@ class Extractor:
         self.name = name  # as the user gave it
         floatx = keras.config.floatx()
         policy = keras.config.dtype_policy()
-        try:  # in float32, whatever the precision of the run
+        try:
             keras.config.set_floatx("float32")
             keras.config.set_dtype_policy("float32")
             file = None if name == "inception" else stage(name, "fid_features", cache_dir)
@@ -166,10 +166,11 @@ class Extractor:
                 model = keras.models.load_model(file, compile=False)
                 shape = model.input_shape
                 network = keras.Model(model.inputs, model.layers[-2].output)
-                if len(shape) != 4 or shape[1] != shape[2] or shape[3] not in (1, 3):
+                square = len(shape) == 4 and shape[1] and shape[1] == shape[2]
+                if not square or shape[3] not in (1, 3):
                     raise UserError(
                         f"fid_features={name}: its input is {shape}: a classifier of square images"
-                        " is required"
+                        " of one size is required"
                     )
         except (UserError, PlatformFault):
             raise

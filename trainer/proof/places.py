@@ -1,5 +1,9 @@
 """Rules of operations that move values to other places: shapes, slices, joins, places by number,
-lists."""
+lists.
+
+A rule returns a Label, or Axes, by which `arithmetic.py` labels the output: a letter for each axis
+of an input and of the output, as in einsum; None is an axis whose rows are mixed.
+"""
 
 import math
 import re
@@ -102,7 +106,7 @@ def one_hot(node: Node) -> Axes:
 
 @rule("Squeeze", terms=ALL)
 def squeezed(node: Node) -> Axes:
-    """Drops axes of the length 1, of which rows are none."""
+    """Drops axes of the length 1; one of rows is longer, as the traces have several."""
     sizes = node.shape(0)
     gone = {axis % len(sizes) for axis in node.attribute("squeeze_dims")}
     gone = gone or {axis for axis, size in enumerate(sizes) if size == 1}
@@ -370,26 +374,32 @@ def turned(node: Node) -> Axes:
 @rule("GatherV2", terms=(0,), why=_PLACES)
 def gathered(node: Node) -> Axes:
     """Takes values by their numbers along an axis."""
-    batches = node.attribute("batch_dims")
+    shared = node.attribute("batch_dims")
     values: list[Any] = [*range(node.rank(0))]
     axis = values[int(node.value(2))]
     values[axis] = None
-    places = [*range(batches), *(f"place {number}" for number in range(node.rank(1) - batches))]
-    return Axes({0: values, 1: places}, [*values[:axis], *places[batches:], *values[axis + 1 :]])
+    places = [*range(shared), *(f"place {number}" for number in range(node.rank(1) - shared))]
+    return Axes({0: values, 1: places}, [*values[:axis], *places[shared:], *values[axis + 1 :]])
 
 
 @rule("GatherNd")
 def gathered_by_index(node: Node) -> Label:
     """Takes slices by their places, along the last axis of the second input."""
-    places: list[Any] = [*range(-node.rank(1), -1)]
-    depth = node.shape(1)[-1]
+    indices = node.label(1)
+    depth = node.shape(1)[-1]  # so many of the first axes are counted by an index
+    if depth is None:
+        raise NoRule("a shape is unknown")
     rest = range(node.rank(0) - depth)
+    outer = range(-node.rank(1), -1)  # letters that `rest` lacks
     letters: list[Any] = [*[None] * depth, *rest]
-    if node.label(0).places or node.label(1).places > 0:
+    if node.label(0).places or indices.places not in (0, INDEX):
         raise Mixes(BY_PLACE)
-    if node.label(1).places == INDEX and node.whole()[:4] == (ROWS, 0, 1, 1):
-        letters[0] = places[node.label(1).axis]
-    axes = Axes({0: letters, 1: [*places, None]}, [*places, *rest])
+    # An index that begins with the number of its own row takes from that row alone.
+    if indices.places == INDEX:
+        values = node.whole()
+        if (values.kind, values.axis, values.blocks, values.inner) == (ROWS, 0, 1, 1):
+            letters[0] = outer[indices.axis]
+    axes = Axes({0: letters, 1: [*outer, None]}, [*outer, *rest])
     return label_by_letters(node, axes, (0,), why=_PLACES)._replace(places=0)
 
 
@@ -442,9 +452,11 @@ def by_values(node: Node) -> Label:
 
 @rule("Range")
 def places_in_a_row(node: Node) -> Label:
-    """Has a value for each place."""
+    """Counts from a start to a limit: `inner` values a row, if the rows decide the limit."""
     if all(node.label(number).is_same for number in range(3)):
         return Label(SAME)
+    if not node.dtype.is_integer:
+        raise Mixes(BY_PLACE)
     lengths = []
     for trace, rows in enumerate(node.rows):
         start, limit, step = (int(node.values(number)[trace]) for number in range(3))
@@ -452,9 +464,9 @@ def places_in_a_row(node: Node) -> Label:
     inner = int(lengths[0])
     begin = node.value(0)
     step = node.value(2)
-    if not node.dtype.is_integer or step < 0 or lengths != [inner, inner]:
+    if step < 0 or lengths != [inner, inner]:  # a label has no negative places
         raise Mixes(BY_PLACE)
-    is_number = (inner, int(begin), int(step)) == (1, 0, 1)
+    is_number = (inner, int(begin), int(step)) == (1, 0, 1)  # the number of each row
     return Label(ROWS, inner=inner, places=inner * int(step), is_number=is_number)
 
 

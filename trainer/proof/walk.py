@@ -273,6 +273,7 @@ class Walk:
         # The names of marks are those of `trainer.run.traced_step`.
         operation = node.operations[0]
         mark = re.sub(r"_\d+$", "", operation.name.rpartition("/")[2])
+        # What a layer gives for texts, and the texts: the first has their rows.
         if mark == BY_ROW and node.label(1).has_rows and node.label(1).axis == 0:
             return [node.label(1), node.label(1)]
         if node.type == "Identity":
@@ -299,7 +300,7 @@ class Walk:
         if node.type in _LOOPS:
             return self._loop(node, variables)
 
-        # All else has a state, and may concern a variable.
+        # Operations on variables, and others that have a state, are left.
         variable = variables[0] if variables else None
         if node.type == "VariableShape" and variable is not None:
             shape = np.asarray(variable.shape, node.dtype.as_numpy_dtype)
@@ -383,12 +384,14 @@ class Walk:
 
     def _condition(self, node: Node, variables: Sequence[Variable | None]) -> _Labels:
         """Returns what both branches give."""
+        branches = self._graphs(node, *_BRANCHES[node.type])
         doubt = self._doubt_of(node.labels[0], node, "a condition")
         self._doubt += doubt
         results = []
-        branches = self._graphs(node, *_BRANCHES[node.type])
+        # A condition that is a constant, the same in both traces, has one branch.
         if node.known[0] and "If" in node.type and not doubt:
-            branches = [branches[0 if node.known[0][0] else 1]]
+            condition, _ = node.known[0]
+            branches = [branches[0 if condition else 1]]
         for pair in branches:
             labels, _ = self.graphs(pair, node.labels[1:], node.known[1:], variables[1:])
             results.append(labels)

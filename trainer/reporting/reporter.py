@@ -417,7 +417,9 @@ class EventFiles:
     def __init__(self, folder: Path, first_step: int = 1) -> None:
         self._folder = folder
         with tensorflow_writing(folder):
-            suffix = f"-{first_step}"  # its name sorts before that of the points
+            # TensorBoard reads files by their names: "-" sorts before the "." that follows in the
+            # name of the points' file.
+            suffix = f"-{first_step}"
             start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
             with (
                 tf.Graph().as_default(),

@@ -171,21 +171,21 @@ def opened_run(
 ) -> Iterator["Launch"]:
     """Opens the run whose parts are calls of `fit`, and closes it after the block.
 
-    Its workers and replicas are connected in between.
+    Its workers and replicas are connected before the block.
     began: time.monotonic() at the start of the process.
     """
     job = StartedJob.open(config, command, began, job_dir)
+    # A worker that waits for another in TensorFlow's own code does not see a signal.
     signals = leave_on_signals() if job.cluster.several else nullcontext()
     with closing(job.job_dir.mirror), signals, job.tracking, job.workers():
         refuse_hopeless_restart(config, job.result.before)
         _ = job.earlier  # read before this start writes it
         job.result.goodput.enter(START)
-        batch = config.micro_batches * (
-            config.virtual_replicas or len(local_devices(config, job.cluster))
-        )
-        replicas = replace(
-            job, config=replace(config, global_batch_size=batch * job.cluster.workers)
-        ).connect(has_batch=False)
+        # Any batch that can be divided connects the replicas: each call of fit brings its own.
+        shares = config.virtual_replicas or len(local_devices(config, job.cluster))
+        batch = config.micro_batches * shares * job.cluster.workers
+        connecting = replace(job, config=replace(config, global_batch_size=batch))
+        replicas = connecting.connect(has_batch=False)
         set_arithmetic(config)
         if config.precision != TrainConfig.precision:  # else the user's code may set its own
             set_precision(config)
@@ -290,7 +290,8 @@ class Launch:
     steps: int = 0  # of all parts so far
     ends: list[int] = field(default_factory=list)  # the number of steps after each part
     run: TrainingRun | None = None  # the newest part
-    control: Control | None = None  # of the newest part
+    called = False  # whether the script has called `fit`
+    control: Control | None = None  # of the newest call; None if it has not trained to its end
     # each with the key by which a later call finds it
     setups: list[tuple[Any, TrainingSetup]] = field(default_factory=list)
     stopping: Callable[[], AbstractContextManager[StopRequest]] | None = None  # see `train_to_end`
@@ -323,6 +324,8 @@ class Launch:
         Raises UserError for what cannot be trained on, and Ended when a signal or a limit ends the
         run.
         """
+        self.called = True
+        self.control = None
         call = _call(arguments, named)
         setup = self._setup(call)
         callbacks = call["callbacks"] or []
@@ -527,10 +530,18 @@ class Launch:
         return checkpoints
 
     def end(self) -> int:
-        """Exports the last model, writes result.json, and returns the exit code."""
-        if not self.run or self.control is None:
+        """Exports the last model, writes result.json, and returns the exit code.
+
+        Raises UserError if the last call of `fit` failed.
+        """
+        if not self.called:
             log.warning("the script never called fit: nothing was trained by this package")
             return DONE
+        if not self.run or self.control is None:
+            raise UserError(
+                "the last call of fit failed, and the script caught the error: nothing is exported;"
+                " let it end the script, or call fit again"
+            )
         if not self.control.signal:
             export_model(self.run)
         return finish(self.run, self.control)

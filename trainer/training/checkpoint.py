@@ -237,8 +237,8 @@ class Checkpoints:
         if self.replicas.cluster.several:
             kinds = [(name, array.dtype.name, array.shape) for name, array in arrays.items()]
             for name, dtype, shape in self.replicas.from_worker(kinds):
-                values = self.replicas.sum_over_workers(arrays.get(name, np.zeros(shape)))
-                arrays[name] = values.astype(dtype)
+                array = self.replicas.sum_over_workers(arrays.get(name, np.zeros(shape)))
+                arrays[name] = array.astype(dtype)
         self._saved = (manifest["step"], bool(manifest["state"].get("pending")))
         return manifest["step"], manifest["state"] | ({"arrays": arrays} if arrays else {})
 

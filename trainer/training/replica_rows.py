@@ -20,7 +20,7 @@ class ReplicaData:
 
     step_data: makes the data of the parts of a replica's rows, such as x and y;
     augment: changes the images in these;
-    undivided: whether a batch has all its rows in axis 0, and none for each replica.
+    undivided: whether a batch has all its rows in axis 0, and no axis of replicas.
     """
 
     replicas: Replicas
@@ -33,8 +33,8 @@ class ReplicaData:
         """Returns the data of this replica's step as `fit` passes it, augmented.
 
         If the model is stacked, the batch has the batches of several critic updates, in front of
-        the rows. With virtual replicas each shard (virtual replica) draws by itself, so that its
-        numbers do not depend on how many real replicas there are.
+        the rows. With virtual replicas each shard (virtual replica) is changed by itself, so that
+        its numbers do not depend on how many real replicas there are.
         """
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         stacked = self.interface.stacked
@@ -53,11 +53,12 @@ class ReplicaData:
                     rows,
                 )
             else:
+                # (local replicas, batches of a step, rows, …)
                 parts = tf.nest.map_structure(
                     lambda part: part[local] if stacked else part[local, 0], rows
                 )
 
-        # Each shard of virtual replicas is augmented as the replica it stands for.
+        # The rows of stacked data are in axis 1: they are changed together, by draws for each row.
         data = self.step_data(parts)
         if not step.virtual_replicas or stacked:
             return self._augmented(data, step)

@@ -236,7 +236,7 @@ class StepRunner:
     def _run_several(self, rows: Any, first: Any, begin: Any, end: Any) -> Any:
         """Returns the scalars of a program's steps from `begin` to below `end`.
 
-        They are (steps, scalars) float64.
+        They are (steps, scalars) float64. `first` is the number of the program's first step.
         """
         strategy = self.replicas.strategy
         self._graph = tf.compat.v1.get_default_graph()
@@ -244,19 +244,19 @@ class StepRunner:
             steps = [first + number for number in range(self.steps_per_program)]
 
         def prepared(rows: Any) -> Any:
-            if self.gather:
-                rows = self.gather(*rows)
+            batches = self.gather(*rows) if self.gather else rows
             count = self.steps_per_program
-            parts = [tf.unstack(part, num=count) for part in tf.nest.flatten(rows)]
+            parts = [tf.unstack(part, num=count) for part in tf.nest.flatten(batches)]
             data = []
             for step, *of_step in zip(steps, *parts, strict=True):
-                data.append(self._replica_data(tf.nest.pack_sequence_as(rows, of_step), step))
+                data.append(self._replica_data(tf.nest.pack_sequence_as(batches, of_step), step))
             return tf.nest.map_structure(lambda *parts: tf.stack(parts), *data)
 
         with self._scaled_losses():
             data = strategy.run(prepared, args=(rows,))
             by_replica = strategy.run(self._program(steps, begin, end), args=(data,))
-        return strategy.experimental_local_results(by_replica)[0]
+        (scalars,) = strategy.experimental_local_results(by_replica)  # programs have one replica
+        return scalars
 
     @contextmanager
     def _scaled_losses(self) -> Iterator[None]:

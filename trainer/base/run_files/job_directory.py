@@ -126,6 +126,7 @@ def open_job_dir(config: TrainConfig, *, make: bool = True, lock: bool = True) -
         checkpoints, logs, model = (root / name for name in (CHECKPOINTS, LOGS, MODEL))
     else:
         root = local(paths["AIP_MODEL_DIR"].rstrip("/").rpartition("/")[0], "AIP_MODEL_DIR")
+        # in the order of `outputs`
         model, checkpoints, logs = (local(path, name) for name, path in paths.items())
     job_dir = JobDir(root, checkpoints, logs, model, Mirror(remotes if make else {}))
     if not make:
@@ -139,7 +140,7 @@ def open_job_dir(config: TrainConfig, *, make: bool = True, lock: bool = True) -
     if lock:
         lock_folder(locked, "job_dir", address)
     job_dir.mirror.prepare(job_dir.root, job_dir.checkpoints)
-    # It is empty, or of this run.
+    # It is empty, or of this run. Errors name the address instead of its local copy.
     with naming(job_dir.root, remotes.get(job_dir.root)):
         info, problem = read_run_info(job_dir.root)
     _refuse_damaged(job_dir, RUN_INFO, problem)
@@ -150,7 +151,7 @@ def open_job_dir(config: TrainConfig, *, make: bool = True, lock: bool = True) -
                 " use another --job_dir"
             )
     changed = changed_settings(mapping(info, "config"), config)
-    # before that, settings may be corrected
+    # Until there is a checkpoint, settings may be corrected.
     if changed and job_dir.mirror.holds(job_dir.checkpoints):
         differences = []
         for name, (before, now) in [*changed.items()][:5]:

@@ -210,9 +210,11 @@ def remove_parts(folder: Path) -> None:
 
 def is_running(process: str) -> bool:
     """Returns whether this machine runs a process of this number; False for other text."""
+    if not process.isdecimal() or int(process) == 0:  # 0 stands for the group of this process
+        return False
     try:
         os.kill(int(process), 0)
-    except (ProcessLookupError, ValueError, OverflowError):
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:  # the process belongs to another user
         pass
