@@ -107,6 +107,16 @@ def test_what_is_missing_is_one_bad_line_with_the_command(
         assert f"warning: {bad}\n" in capsys.readouterr().out
 
 
+def test_roles_are_given_to_a_service_account_as_such(
+    account: SimpleNamespace, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLOUDSDK_CORE_ACCOUNT", "ci@my-proj.iam.gserviceaccount.com")
+    account.permissions = [*ROLES][1:]
+    account.objects = [*OBJECTS[:3]]
+    _, text = lines(capsys)
+    assert text.count("--member=serviceAccount:ci@my-proj.iam.gserviceaccount.com --role=") == 2
+
+
 def test_a_bucket_of_another_region_costs(
     account: SimpleNamespace, cloud: Emulator, capsys: Capture
 ) -> None:

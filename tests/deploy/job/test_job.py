@@ -121,6 +121,10 @@ def test_reading_data_from_another_region_is_priced_and_the_question_counts_it(
         [made.tier], [(1.0, 2.0)], JobOptions(), alternatives=True, transfer_usd=7.0
     )
     assert "by plan 8.00 to 9.00 USD" in confirmation.text
+    unplanned = cost_confirmation(
+        [made.tier], [None], JobOptions(), alternatives=False, transfer_usd=500.0
+    )
+    assert unplanned.refusal.endswith("not submitted: set a limit, such as --max_cost=20")
 
 
 H200 = ("a3-ultragpu-8g", "NVIDIA_H200_141GB:8")

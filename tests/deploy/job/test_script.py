@@ -105,6 +105,11 @@ def test_a_modules_package_goes_along_under_its_name(project: Path) -> None:
         ("helper.py", "def", "helper.py, line 1: invalid syntax: the job could not import it"),
         (
             "helper.py",
+            "a = 1\0",
+            "package: helper.py: source code string cannot contain null bytes",
+        ),
+        (
+            "helper.py",
             "X = '/dev/null'; Y = '../../data'",
             "{outside}/data gs://BUCKET/`, and write /gcs/BUCKET/data; or use --force",
         ),

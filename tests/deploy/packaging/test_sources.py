@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.packaging.distributions import check_requirement
+from deploy.packaging.distributions import check_requirement, metadata, with_dependencies
 from deploy.packaging.packages import user_package, write_copy
 from tests.deploy.conftest import JOB, WHERE, Command, error_of
 from tests.deploy.planted import write_files
@@ -21,6 +21,15 @@ KEY = "-----BEGIN PRIVATE KEY-----\nMIIEvg\n-----END PRIVATE KEY-----\n"
 def mine() -> Path:
     files = dict.fromkeys(("__init__.py", "gan.py", "data/table.json"), "")
     return write_files(files, Path("my_models").absolute())
+
+
+@pytest.mark.parametrize("lines", [["a[x]", "a"], ["a", "a[x]"], ["a[x]; python_version > '3'"]])
+def test_extras_count_wherever_they_are_required(
+    lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs = {"a": ["b; extra == 'x'", "c; extra == 'y'"], "b": ["a[z]"], "c": [], "d": []}
+    monkeypatch.setattr(metadata, "requires", needs.get)
+    assert with_dependencies([*lines, "d; python_version < '3'"]) == {"a", "b"}
 
 
 def test_ignored_and_hidden_files_notebooks_and_links_that_leave_are_left_out(mine: Path) -> None:

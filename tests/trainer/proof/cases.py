@@ -613,7 +613,7 @@ def ranges(name: str, draw: Any) -> Case:
         return (
             tf.range(0, (step if longer else rows) * step, step),
             tf.range(1, rows * step + 1),
-            raw.Range(start=0.0, limit=rows if longer else 2.0, delta=1.0),
+            raw.Range(start=0.0, limit=rows if longer else 2.0, delta=0.5),
             tf.cast(places, tf.int64),
             flat,
             index,

@@ -180,6 +180,25 @@ def test_what_is_not_proved_is_compared_here_and_the_weights_are_put_back(
         fitted("rolled", tmp_path / "rolled")
 
 
+def test_a_script_that_catches_what_fit_raises_is_not_done(tmp_path: Path) -> None:
+    config = TrainConfig(model="script", data="script", job_dir=str(tmp_path))
+    x, y = rows_mixed.table(None)
+    with opened_run(config, ["fit"], time.monotonic(), None) as run:
+        with answered_by_replicas(run.replicas, fit=run.fit):
+            model = rows_mixed.noisy(None, None)
+            model.fit(x, y, batch_size=40)
+            fault = keras.callbacks.LambdaCallback(on_epoch_begin=lambda *_: 1 / 0)
+            for others, error in (
+                ({"callbacks": [fault]}, ZeroDivisionError),
+                ({"validation_data": ([["a"]], y)}, UserError),
+            ):
+                with pytest.raises(error) as raised:
+                    model.fit(x, y, batch_size=40, epochs=2, **others)
+                with pytest.raises(UserError, match="the last call of fit failed"):
+                    run.end()
+        assert str(raised.value).startswith("validation_data: x is a list of lists")
+
+
 @pytest.mark.slow
 def test_a_run_that_goes_on_with_more_replicas_is_checked_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
