@@ -5,11 +5,12 @@ import os
 import re
 import subprocess
 import tracemalloc
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-from deploy.packaging.distributions import check_requirement, metadata, with_dependencies
+from deploy.packaging.distributions import check_requirement, with_dependencies
 from deploy.packaging.packages import user_package, write_copy
 from tests.deploy.conftest import JOB, WHERE, Command, error_of
 from tests.deploy.planted import write_files
