@@ -30,7 +30,7 @@ test-processor: $(VENV)/.installed-dev
 	TF_ENABLE_ONEDNN_OPTS=0 XLA_FLAGS=--xla_cpu_max_isa=AVX2 $(TEST) -n 2 -m processor $(ARGS)
 
 test-all: test test-processor test-hostile test-versions
-	$(TEST) -n 2 -m slow $(ARGS)
+	$(TEST) -n 3 -m slow $(ARGS)
 
 test-hostile: $(VENV)/.installed-dev
 	TRAINER_FUZZ_EXAMPLES=100 $(TEST) -n 3 -q -m hypothesis -k "not figures"

@@ -200,6 +200,11 @@ def sizes_of_rows(config: Any, dataset: Any) -> Any:
     return _compiled(layers.Dense(1004), layers.Dense(2008, "relu"), layers.Dense(1))
 
 
+ones_of_rows = _with(
+    lambda x: x + 1e-3 * tf.reduce_sum(tf.minimum(tf.maximum(x, tf.cast(1, x.dtype)), 1))
+)
+
+
 def recurrent(config: Any, dataset: Any) -> Any:
     parts = layers.Embedding(20, 8, mask_zero=True), layers.LSTM(8, dropout=0.1), layers.Dense(1)
     return _compiled(*parts, shape=(6,), dtype="int32")
@@ -260,6 +265,7 @@ FINDINGS = {
     "rate_by_replicas": "sgd/learning_rate starts from other values",
     "factor_from_step_26": "adds what is divided by the rows of one replica",
     "sizes_of_rows": "",
+    "ones_of_rows": "over the rows of one replica",
     "recurrent": "",
     "attentive": "",
     "spectral": "",

@@ -433,10 +433,12 @@ class Walk:
 
 
 def _clamped(node: Node) -> Values | None:
-    """Returns the value of min(max(values, c), c), which is c, as Keras counts classes.
+    """Returns the value of min(max(number, c), c), which is c, as Keras counts classes.
 
     It is None for another minimum.
     """
+    if node.shapes[0] != node.shapes[1]:
+        return None
     for number in (0, 1):
         others = [operation.inputs[1 - number].op for operation in node.operations]
         pairs = zip(others, node.known[number] or (), strict=False)
