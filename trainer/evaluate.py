@@ -13,7 +13,6 @@ from trainer.base.log import ANSWER, log, set_verbose
 from trainer.base.run_files.job_files import write_json
 from trainer.base.settings.fields import Usage, options_class, setting
 from trainer.base.storage import output_file
-from trainer.reporting.classification import write_classes
 from trainer.run.requested_run import RunOptions, read_request
 from trainer.user_code.command import command, quiet_start
 
@@ -42,6 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     # resolves the settings, which finds mistakes before TensorFlow is loaded
     data = run.config.data
     with quiet_start():
+        from trainer.reporting.classification import write_classes  # imports NumPy
         from trainer.run import saved_run  # imports TensorFlow
     with run.naming():
         values, count, classes = saved_run.evaluate_run(run)

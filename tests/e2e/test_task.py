@@ -152,3 +152,13 @@ def test_ctrl_c_saves_and_the_same_command_gives_the_undisturbed_numbers(tmp_pat
     assert all(
         np.allclose(value, expected[name], rtol=1e-9, atol=1e-12) for name, value in ended.items()
     )
+
+
+@parametrize("program", ["trainer.task", "trainer.evaluate", "deploy"])
+def test_a_python_without_the_packages_is_told_what_to_activate(program: str) -> None:
+    command = [sys.executable, "-S", "-m", program]  # -S: as if nothing were installed
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    (line,) = ended.stderr.splitlines()
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert line.startswith(f"error: {sys.executable} has no PyYAML")
+    assert "source .venv/bin/activate" in line
