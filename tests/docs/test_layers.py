@@ -16,7 +16,8 @@ def test_imports_lead_down_one_chain_of_rooms(package: str) -> None:
     assert {room_of(module) for module in sources(package)} == rooms.keys()
     assert len(pairs) > 20
     assert [pair for pair in pairs if rooms.get(pair[1], -1) <= rooms[pair[0]]] == []
-    assert imports((ROOT / package / "__init__.py").read_text(encoding="utf-8")) == set()
+    # trainer/__init__.py itself looks for the environment's packages, before deploy needs one
+    assert imports((ROOT / package / "__init__.py").read_text(encoding="utf-8")) <= {"trainer"}
 
 
 @pytest.mark.parametrize("package", ["trainer", "deploy"])
