@@ -133,14 +133,19 @@ def _advice(rows: Rows, *, weak: bool) -> Iterator[str]:
         elif len(words) == 2:
             second = min((row for row in others if row in priced), key=product)
             advice += f"; the next best is {terms(second)}"
+
+    def against(row: TierSummary, other: TierSummary, name: str = "") -> str:
+        faster = hours[other.tier] / hours[row.tier]
+        dearer = usd[row.tier] / usd[other.tier]
+        return f", {faster:.1f} x as fast{name} for {dearer:.1f} x the money"
+
     if not is_cheapest:
-        faster = hours[cheapest.tier] / hours[best.tier]
-        dearer = usd[best.tier] / usd[cheapest.tier]
-        advice += f", {faster:.1f} x as fast as the cheapest for {dearer:.1f} x the money"
+        advice += against(best, cheapest, " as the cheapest")
         advice += f"; if money counts more, {terms(cheapest)}"
     # a run with a longer start-up may take longer at more images a second
     if not is_fastest and (fastest not in priced or hours[fastest.tier] < hours[best.tier]):
         advice += f"; if time counts more, {terms(fastest)}"
+        advice += against(fastest, best) if fastest in priced else ""
     kept = [row for row in priced if not row.group.spot]
     if best.group.spot and kept:
         advice += f"; if it must not be interrupted, {terms(min(kept, key=product))}"

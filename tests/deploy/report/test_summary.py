@@ -188,6 +188,13 @@ def test_the_advice_says_what_is_not_significant_and_what_spot_means() -> None:
     assert rows_of()["spot"].machine == "g2 + 1 x NVIDIA_L4, spot"
 
 
+def test_a_faster_tier_says_how_much_faster_and_dearer_it_is() -> None:
+    both: Any = {"l4x1": {"seconds": noisy(0.1)}, "l4x2": {"seconds": noisy(0.085)}}
+    comparison(L4X1, L4X2, on="vertex", **both)
+    end = "14 min per million images, 1.2 x as fast for 1.7 x the money."
+    assert words_of().splitlines()[0].endswith(end)
+
+
 def test_a_long_start_up_is_never_advised_for_time() -> None:
     plant("one", noisy(0.1))
     plant("two", noisy(0.05), devices=("GPU:0", "GPU:1"), startup=100)
