@@ -81,7 +81,7 @@ class Options:
 
     names: tuple[str, ...] = setting((), "names")
     files: tuple[str, ...] = setting((), "files", repeated=True)
-    pairs: Mapping[str, float] = setting({}, "pairs", repeated=True, above=0)
+    pairs: Mapping[str, float] = setting({}, "pairs", repeated=True, above=0, metavar="NAME=VALUE")
     weights: Mapping[int, float] = setting({}, "weights", may_be_empty=True)
     text: str = setting("", "a text")
     cost: float | None = setting(None, "a cost", once=True)
@@ -125,7 +125,11 @@ def test_a_value_becomes_that_of_its_field(name: str, value: Any, expected: Any)
     "name, value, line",
     [
         ("names", 5, "names=5 must be one or several names, separated by commas"),
-        ("pairs", "a", "pairs='a' must be pairs"),
+        (
+            "pairs",
+            "a",
+            "pairs='a' must be pairs of a name and a value, each name once, written as NAME=VALUE",
+        ),
         ("pairs", ["a=1", "a=2"], "each name once"),
         ("pairs", {"a": 0}, "pairs=a=0.0 must be above 0"),
         ("text", "", "text is empty: give a value"),
