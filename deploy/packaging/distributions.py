@@ -157,15 +157,16 @@ def with_dependencies(requirements: Iterable[str]) -> set[str]:
     while waiting:
         line, extra = waiting.pop()
         requirement = _requirement(line)
-        marker = requirement and requirement.marker
-        if not requirement or (marker and not marker.evaluate({"extra": extra})):
+        if not requirement:
+            continue
+        if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
             continue
         name = canonical(requirement.name)
-        for wanted in {*requirement.extras, ""}:
-            if (name, wanted) not in extras:
-                extras.add((name, wanted))
+        for extra in {*requirement.extras, ""}:
+            if (name, extra) not in extras:
+                extras.add((name, extra))
                 with suppress(metadata.PackageNotFoundError):
-                    waiting += [(needed, wanted) for needed in metadata.requires(name) or ()]
+                    waiting += [(line, extra) for line in metadata.requires(name) or ()]
     return {name for name, _ in extras}
 
 

@@ -101,6 +101,11 @@ def _advice(rows: Rows, *, weak: bool) -> Iterator[str]:
             f"{row.tier}{spot}{merits}: {money(usd[row.tier])} and {span(hours[row.tier])} {unit}"
         )
 
+    def against(row: TierSummary, other: TierSummary, name: str = "") -> str:
+        faster = hours[other.tier] / hours[row.tier]
+        dearer = usd[row.tier] / usd[other.tier]
+        return f", {faster:.1f} x as fast{name} for {dearer:.1f} x the money"
+
     def product(row: TierSummary) -> float:
         return usd[row.tier] * hours[row.tier]
 
@@ -133,12 +138,6 @@ def _advice(rows: Rows, *, weak: bool) -> Iterator[str]:
         elif len(words) == 2:
             second = min((row for row in others if row in priced), key=product)
             advice += f"; the next best is {terms(second)}"
-
-    def against(row: TierSummary, other: TierSummary, name: str = "") -> str:
-        faster = hours[other.tier] / hours[row.tier]
-        dearer = usd[row.tier] / usd[other.tier]
-        return f", {faster:.1f} x as fast{name} for {dearer:.1f} x the money"
-
     if not is_cheapest:
         advice += against(best, cheapest, " as the cheapest")
         advice += f"; if money counts more, {terms(cheapest)}"

@@ -290,7 +290,7 @@ class Launch:
     steps: int = 0  # of all parts so far
     ends: list[int] = field(default_factory=list)  # the number of steps after each part
     run: TrainingRun | None = None  # the newest part
-    called = False  # whether the script has called `fit`
+    called: bool = False  # whether the script has called `fit`
     control: Control | None = None  # of the newest call; None if it has not trained to its end
     # each with the key by which a later call finds it
     setups: list[tuple[Any, TrainingSetup]] = field(default_factory=list)

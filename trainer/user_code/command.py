@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+import trainer
 from trainer.base.errors import FAULT, INTERRUPTED, PlatformFault, UserError, reason
 from trainer.base.log import log, start_logging
 from trainer.base.run_files.plan_file import versions
@@ -67,8 +68,7 @@ def _of_environment(error: BaseException) -> UserError | None:
     found = ", ".join(f"{package} {version}" for package, version in versions().items())
     return UserError(
         f"{sys.executable}: {reason(error)}: this environment has {found or 'nothing of it'}:"
-        " activate the one in which this package is installed, as by source .venv/bin/activate, or"
-        " install it here (pip install vertex-trainer)"
+        f" {trainer.ACTIVATE}"
     )
 
 
